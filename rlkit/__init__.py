@@ -1,0 +1,1 @@
+"""rlkit: notebook-first reinforcement learning of language models on a Ray cluster."""

@@ -1,0 +1,188 @@
+"""Ray actors of a run: how they are named, started, found, waited for and ended.
+
+Every actor is named and detached in the namespace of its run, so that it outlives the kernel that started it and a later kernel finds
+it by name. No wait here is without a limit: `wait` raises `DeadlineError` with what was waited for and the setting that holds the limit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlkit.errors import ActorDiedError, DeadlineError, RlkitError, RunError
+
+PREFIX = "rlkit-"
+POLL_S = 0.2
+
+
+def namespace(run: str) -> str:
+    """The Ray namespace of a run's actors."""
+    return PREFIX + run
+
+
+def spawn(
+    cls: type,
+    name: str,
+    space: str,
+    *args: Any,
+    cpus: float = 0,
+    gpus: float = 0,
+    env: Mapping[str, str] | None = None,
+    spread: bool = False,
+    control_threads: int = 2,
+    max_concurrency: int | None = None,
+    resources: Mapping[str, float] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Start ``cls`` as a detached actor called ``name``; returns its handle at once, before the constructor has run.
+
+    Methods decorated with ``@ray.method(concurrency_group="control")`` are answered while another method is running: stop flags,
+    progress, liveness. All other methods run one at a time.
+
+    Raises:
+        RunError: an actor of that name is alive already.
+    """
+    import ray
+
+    options: dict[str, Any] = {
+        "name": name,
+        "namespace": space,
+        "lifetime": "detached",
+        "num_cpus": cpus,
+        "num_gpus": gpus,
+        "max_restarts": 0,
+        "concurrency_groups": {"control": control_threads},
+        "runtime_env": {"env_vars": dict(env or {})},
+    }
+    if resources:
+        options["resources"] = dict(resources)
+    if spread:
+        options["scheduling_strategy"] = "SPREAD"
+    if max_concurrency is not None:
+        options["max_concurrency"] = max_concurrency
+    try:
+        return ray.remote(cls).options(**options).remote(*args, **kwargs)
+    except ValueError as error:
+        if "name" not in str(error):
+            raise
+        raise RunError(f"An actor {name!r} is alive already in {space!r}; find it with rlkit.attach or end it with rlkit kill.") from error
+
+
+def find(name: str, space: str) -> Any | None:
+    """The handle of a living actor, or None."""
+    import ray
+
+    try:
+        return ray.get_actor(name, namespace=space)
+    except ValueError:
+        return None
+
+
+def names(space: str) -> list[str]:
+    """Names of the living actors in a namespace, sorted."""
+    import ray.util
+
+    return sorted(a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if a["namespace"] == space)
+
+
+def runs() -> dict[str, list[str]]:
+    """Every run with living actors on this cluster: run name -> actor names."""
+    import ray.util
+
+    out: dict[str, list[str]] = {}
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"].startswith(PREFIX):
+            out.setdefault(actor["namespace"].removeprefix(PREFIX), []).append(actor["name"])
+    return {run: sorted(found) for run, found in sorted(out.items())}
+
+
+def end(handles: Sequence[Any], timeout_s: float = 10.0) -> None:
+    """Kill actors and wait until their names are free.
+
+    Raises:
+        DeadlineError: one of them is still alive after ``timeout_s``.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    for handle in handles:
+        ray.kill(handle, no_restart=True)
+    deadline = time.monotonic() + timeout_s
+    for handle in handles:
+        while True:
+            try:
+                ray.get(handle.__ray_ready__.remote(), timeout=max(0.05, min(1.0, deadline - time.monotonic())))
+            except ray.exceptions.GetTimeoutError:
+                pass
+            except RayError:
+                break
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"An actor was still alive {timeout_s:.0f} s after it was killed: {handle!r}.")
+
+
+def wait(
+    refs: Sequence[Any],
+    *,
+    what: str,
+    timeout_s: float,
+    setting: str,
+    on_tick: Callable[[list[Any]], None] | None = None,
+    on_interrupt: Callable[[], None] | None = None,
+) -> list[Any]:
+    """The values behind ``refs``, in order.
+
+    ``on_tick`` is called every 0.2 s with the references that are done, for progress. When the cell is interrupted, ``on_interrupt`` is
+    called (to set stop flags on the actors) and KeyboardInterrupt goes on.
+
+    Raises:
+        DeadlineError: not all were done within ``timeout_s``; names ``what`` and ``setting``.
+        ActorDiedError: a process behind a reference died.
+        RlkitError: as raised by the actor, with its own type.
+    """
+    import ray
+
+    deadline = time.monotonic() + timeout_s
+    pending = list(refs)
+    try:
+        while pending:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise DeadlineError(
+                    f"Waited {timeout_s:g} s for {what}: {len(refs) - len(pending)} of {len(refs)} parts were done. "
+                    f"If it was only slow, raise {setting}."
+                )
+            # fetch_local=False: waiting must not pull the data to the notebook.
+            ready, pending = ray.wait(pending, num_returns=len(pending), timeout=min(POLL_S, left), fetch_local=False)
+            if on_tick is not None:
+                waiting = set(pending)
+                on_tick([r for r in refs if r not in waiting])
+            for ref in ready:
+                _raise_early(ref, what)
+        return [get(ref, what) for ref in refs]
+    except KeyboardInterrupt:
+        if on_interrupt is not None:
+            on_interrupt()
+        raise
+
+
+def get(ref: Any, what: str) -> Any:
+    """``ray.get`` with rlkit's errors: an error of ours keeps its type, a dead process becomes `ActorDiedError`."""
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+
+    try:
+        return ray.get(ref)
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, RlkitError):
+            raise cause from None
+        raise
+    except RayActorError as error:
+        raise ActorDiedError(f"A process died during {what}: {str(error).strip().splitlines()[0]}") from error
+
+
+def _raise_early(ref: Any, what: str) -> None:
+    """Raise at once when a finished reference holds an error, instead of waiting for the others first. Values stay remote."""
+    # ray.wait cannot tell values from errors; small control values are cheap to get, and data is returned as nested references.
+    get(ref, what)

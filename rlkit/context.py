@@ -1,0 +1,80 @@
+"""Who a sampler, a learner or a grader works for.
+
+`rlkit.run.Run` is the owner in a notebook: it logs phases, holds the lease that keeps a second kernel out, and derives seeds.
+`Owner` alone, with no run behind it, serves tests and short scripts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlkit.actors import namespace
+
+
+class Stateful(Protocol):
+    """Something whose position a resumed run restores, such as the order of a task set."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+class Owner:
+    """A name, a namespace, a seed, and hooks around each phase of the loop."""
+
+    def __init__(self, name: str, seed: int = 0, cluster: Any = None) -> None:
+        self.name = name
+        self.namespace = namespace(name)
+        self.seed = seed
+        self.cluster = cluster
+        self.step: int | None = None  # the step of `Run.steps` that is being worked on
+        self._calls = itertools.count()
+        register(self)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[dict[str, Any]]:
+        """Around ``"rollout"``, ``"reward"``, ``"reference"``, ``"update"``, ``"sync"`` or ``"checkpoint"``.
+
+        Yields a dict for the phase's numbers; ``seconds`` is added at the end. `Run` checks its lease first and logs the phase after.
+        """
+        start, facts = time.monotonic(), {}
+        try:
+            yield facts
+        finally:
+            facts["seconds"] = time.monotonic() - start
+
+    def register_stateful(self, key: str, thing: Stateful) -> None:
+        """Called by whatever has a position that a resume must restore. `Run` saves and restores it; a plain owner has no history."""
+
+    def call_seed(self) -> int:
+        """The next sampling seed: a function of the owner's seed, the step and how many were asked for in that step."""
+        return derive_seed(self.seed, -1 if self.step is None else self.step, next(self._calls))
+
+
+def derive_seed(*parts: int) -> int:
+    """A 31-bit seed from integers, well mixed and stable over versions and machines."""
+    return int(np.random.SeedSequence([p % 2**32 for p in parts]).generate_state(1)[0] >> 1)
+
+
+_owners: dict[str, Owner] = {}
+
+
+def register(owner: Owner) -> None:
+    """Make ``owner`` the one that values carrying its name belong to; the latest of a name wins."""
+    _owners[owner.name] = owner
+
+
+def owner_of(name: str | None) -> Owner | None:
+    """The owner in this process of values that carry ``name``, or None."""
+    return None if name is None else _owners.get(name)
+
+
+def active_owner() -> Owner | None:
+    """The owner whose step is being worked on in this process, or None between steps."""
+    return next((o for o in _owners.values() if o.step is not None), None)

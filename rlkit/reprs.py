@@ -1,0 +1,32 @@
+"""Small pieces for text and HTML reprs. They format what they are given and call nothing."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def number(value: float) -> str:
+    """A number for people: ``0.000123`` -> ``1.23e-04``, ``15300`` -> ``15,300``."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.2e}"
+
+
+def gib(n_bytes: float) -> str:
+    """Bytes as GiB, one decimal."""
+    return f"{n_bytes / 2**30:.1f} GiB"
+
+
+def html_table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> str:
+    """A plain table; every cell is escaped."""
+    head = "".join(f"<th style='text-align:left'>{html.escape(str(h))}</th>" for h in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td style='text-align:left;white-space:pre-wrap'>{html.escape(str(c))}</td>" for c in row) + "</tr>"
+        for row in rows
+    )
+    title = f"<caption style='text-align:left'>{html.escape(caption)}</caption>" if caption else ""
+    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
