@@ -33,9 +33,12 @@ def spawn(
     control_threads: int = 2,
     max_concurrency: int | None = None,
     resources: Mapping[str, float] | None = None,
+    node_id: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """Start ``cls`` as a detached actor called ``name``; returns its handle at once, before the constructor has run.
+
+    ``spread`` asks Ray to use the nodes evenly; ``node_id`` pins the actor to one node.
 
     Methods decorated with ``@ray.method(concurrency_group="control")`` are answered while another method is running: stop flags,
     progress, liveness. All other methods run one at a time.
@@ -57,7 +60,11 @@ def spawn(
     }
     if resources:
         options["resources"] = dict(resources)
-    if spread:
+    if node_id is not None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    elif spread:
         options["scheduling_strategy"] = "SPREAD"
     if max_concurrency is not None:
         options["max_concurrency"] = max_concurrency

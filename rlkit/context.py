@@ -43,7 +43,8 @@ class Owner:
 
         Yields a dict for the phase's numbers; ``seconds`` is added at the end. `Run` checks its lease first and logs the phase after.
         """
-        start, facts = time.monotonic(), {}
+        facts: dict[str, Any] = {}
+        start = time.monotonic()
         try:
             yield facts
         finally:

@@ -1,0 +1,299 @@
+"""The recorder: one small actor a run that owns the event log, the lease and the samples on disk.
+
+``events.jsonl`` is the truth: one JSON object a line, appended and never rewritten. A reader rebuilds everything from it:
+
+    {"kind": "begin",  "step": 3, "version": 3}                    a step was started at this policy version
+    {"kind": "phase",  "step": 3, "phase": "rollout", "seconds": 0.41, ...}
+    {"kind": "step",   "step": 3, "version": 4, "updates": 1, "metrics": {...}, "positions": {...}}   the step is complete
+    {"kind": "checkpoint", "step": 3, "path": "checkpoints/step-000003"}
+    {"kind": "rewind", "step": 1}                                  resumed from step 1: later step lines no longer count
+    {"kind": "part" | "note" | "open" | "close", ...}
+
+Every line also has ``t``, seconds since the epoch. A last line cut short by a crash is dropped when the log is opened again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlkit import checkpoints
+from rlkit.errors import RunBusyError, RunError
+from rlkit.lease import EXPIRES_S, Driver
+from rlkit.types import RolloutShard, ScoreShard
+
+
+class History:
+    """What a run's events add up to: the steps that count, the position to go on from, the parts that were made."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, dict[str, Any]] = {}  # step -> its latest "step" event that still counts
+        self.begun: dict[int, int] = {}  # step -> policy version when it was begun
+        self.parts: dict[str, dict[str, Any]] = {}
+        self.seed: int | None = None
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        kind = event["kind"]
+        if kind == "step":
+            self.steps[event["step"]] = dict(event)
+        elif kind == "begin":
+            self.begun[event["step"]] = event["version"]
+        elif kind == "rewind":
+            self.steps = {s: e for s, e in self.steps.items() if s <= event["step"]}
+            self.begun = {s: v for s, v in self.begun.items() if s <= event["step"]}
+        elif kind == "part":
+            self.parts[event["name"]] = dict(event)
+        elif kind == "open":
+            self.seed = event["seed"]
+
+    @property
+    def committed(self) -> int:
+        """The last complete step, -1 when there is none."""
+        return max(self.steps, default=-1)
+
+
+class Recorder:
+    """Owns a run's folder. All methods are short; those that change something take the caller's lease epoch."""
+
+    def __init__(self, name: str, folder: str, seed: int, fresh: bool = False) -> None:
+        self.name = name
+        path = Path(folder).expanduser()
+        self.folder = path if path.is_absolute() else Path.home() / path
+        if fresh and self.folder.exists():
+            self.folder.rename(_free_name(self.folder))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.history = History()
+        self.events: list[dict[str, Any]] = read_events(self.folder / "events.jsonl", repair=True)
+        for event in self.events:
+            self.history.add(event)
+        self._file = (self.folder / "events.jsonl").open("a", encoding="utf-8")
+        self._driver: Driver | None = None
+        self._epoch = 0
+        self._renewed = 0.0
+        if self.history.seed is None:
+            self._append({"kind": "open", "name": name, "seed": seed})
+
+    # --- the lease -------------------------------------------------------------------------------------------------------------------
+
+    def holder(self) -> dict[str, Any] | None:
+        """The driver that holds the lease, or None when nobody does or it ran out."""
+        if self._driver is None or time.monotonic() - self._renewed > EXPIRES_S:
+            return None
+        return self._driver.as_dict()
+
+    def acquire(self, driver: dict[str, Any], seen_dead: str | None, takeover: bool) -> int:
+        """Take the lease; returns its epoch. ``seen_dead`` is the id of a holder whose process the caller saw to be gone.
+
+        Raises:
+            RunBusyError: another kernel holds it.
+        """
+        new, old = Driver(**driver), self.holder()
+        if old is not None and old["id"] not in (new.id, seen_dead) and not takeover:
+            raise RunBusyError(
+                f"Run {self.name!r} is driven by {Driver(**old)}. Stop that kernel first, or take the run over with "
+                f"rlkit.attach({self.name!r}, takeover=True): the other kernel's next step then fails."
+            )
+        if self._driver is None or self._driver.id != new.id:
+            self._epoch += 1
+            self._driver = new
+        self._renewed = time.monotonic()
+        return self._epoch
+
+    @ray.method(concurrency_group="control")
+    def renew(self, epoch: int) -> bool:
+        """Keep the lease. False when it has gone to another kernel."""
+        if epoch != self._epoch:
+            return False
+        self._renewed = time.monotonic()
+        return True
+
+    def release(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            self._driver = None
+
+    def _check(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            raise RunBusyError(f"Run {self.name!r} was taken over by {self._driver}; this kernel no longer drives it.")
+
+    # --- writing ---------------------------------------------------------------------------------------------------------------------
+
+    def append(self, epoch: int, events: Sequence[dict[str, Any]]) -> int:
+        """Append events; returns the number of events so far."""
+        self._check(epoch)
+        for event in events:
+            self._append(event)
+        return len(self.events)
+
+    def begin(self, epoch: int, step: int, version: int | None, phases: Sequence[dict[str, Any]] = ()) -> None:
+        """Start ``step`` at learner policy version ``version``."""
+        self._check(epoch)
+        if step != self.history.committed + 1:
+            raise RunError(f"Step {step} cannot begin: {self.history.committed + 1} steps are complete.")
+        for event in phases:
+            self._append(event)
+        self._append({"kind": "begin", "step": step, "version": version})
+
+    def commit(self, epoch: int, event: dict[str, Any], phases: Sequence[dict[str, Any]] = ()) -> None:
+        """Complete a step: from here on it is never done again."""
+        self._check(epoch)
+        step, done = event["step"], self.history.committed
+        if step <= done:
+            raise RunError(f"Step {step} was logged already; the next one is {done + 1}.")
+        if step != done + 1:
+            raise RunError(f"Step {step} is out of order; the next one is {done + 1}.")
+        for phase in phases:
+            self._append(phase)
+        self._append({"kind": "step"} | event)
+
+    def rewind(self, epoch: int, step: int, why: str) -> None:
+        """Go on from the end of ``step`` (-1: from the start)."""
+        self._check(epoch)
+        self._append({"kind": "rewind", "step": step, "why": why})
+
+    def write_samples(self, step: int, shards: list[Any], scores: list[Any], advantages: Any = None) -> str:
+        """Write a step's samples as Parquet; ``shards`` and ``scores`` are lists of references, fetched here."""
+        import pandas as pd
+
+        rows: list[dict[str, Any]] = []
+        for shard, score in zip(ray.get(list(shards)), ray.get(list(scores)), strict=True):
+            rows += sample_rows(step, shard, score)
+        frame = pd.DataFrame(rows)
+        if advantages is not None:
+            frame["advantage"] = advantages.reshape(-1)
+        target = self.folder / "samples" / f"step-{step:06d}.parquet"
+        target.parent.mkdir(exist_ok=True)
+        part = target.with_suffix(".part")
+        frame.to_parquet(part, index=False)
+        part.replace(target)
+        return str(target)
+
+    # --- reading ---------------------------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Where the run is; small, whatever its length."""
+        h = self.history
+        last = h.steps.get(h.committed)
+        return {
+            "name": self.name,
+            "folder": str(self.folder),
+            "seed": h.seed,
+            "committed": h.committed,
+            "last": last,
+            "begun": h.begun.get(h.committed + 1),
+            "parts": h.parts,
+            "events": len(self.events),
+            "holder": self.holder(),
+        }
+
+    def positions(self, step: int) -> dict[str, Any]:
+        """Data positions at the end of ``step`` (-1: the start)."""
+        return dict(self.history.steps[step]["positions"]) if step in self.history.steps else {}
+
+    def read(self, since: int = 0) -> list[dict[str, Any]]:
+        """Events from number ``since`` on."""
+        return self.events[since:]
+
+    def phases(self, step: int) -> list[dict[str, Any]]:
+        """The phase events of the latest attempt at ``step``."""
+        out: list[dict[str, Any]] = []
+        for event in self.events:
+            if event["kind"] == "begin" and event["step"] == step:
+                out = []
+            elif event["kind"] == "phase" and event.get("step") == step:
+                out.append(event)
+        return out
+
+    def checkpoints(self, verb: str, *args: Any) -> Any:
+        """``list``, ``verify`` (a step) or ``prune`` (how many to keep), on the checkpoints in the run's folder."""
+        call: Any = {"list": checkpoints.found, "verify": checkpoints.verify, "prune": checkpoints.prune}[verb]
+        return call(self.folder, *args)
+
+    def flush(self) -> None:
+        """Force everything to disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _append(self, event: Mapping[str, Any]) -> None:
+        full = {"t": time.time()} | dict(event)
+        # NaN is not JSON: a value that is not finite becomes null, which pandas reads back as NaN.
+        self._file.write(json.dumps(_finite(full), separators=(",", ":"), allow_nan=False) + "\n")
+        self._file.flush()
+        self.events.append(full)
+        self.history.add(full)
+
+
+def read_events(path: Path, repair: bool = False) -> list[dict[str, Any]]:
+    """The events of a log file. A last line without its newline is what a crash left: it is ignored, and cut off with ``repair``.
+
+    Raises:
+        RunError: a complete line is not a JSON object; names file and line.
+    """
+    if not path.exists():
+        return []
+    raw = path.read_bytes()
+    whole = raw[: raw.rfind(b"\n") + 1]
+    if repair and len(whole) < len(raw):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    out = []
+    for n, line in enumerate(whole.decode("utf-8").splitlines(), 1):
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise RunError(f"{path}, line {n} is not JSON ({error.msg}); the run's log is damaged there.") from error
+        if not isinstance(event, dict) or "kind" not in event:
+            raise RunError(f"{path}, line {n} is not an event; the run's log is damaged there.")
+        out.append(event)
+    return out
+
+
+def sample_rows(step: int, shard: RolloutShard, score: ScoreShard) -> list[dict[str, Any]]:
+    """One dict a sample, as the samples' Parquet files hold them."""
+    rows = []
+    for i, sample in enumerate(shard.samples()):
+        at = divmod(i, shard.group_size)
+        rows.append(
+            {
+                "step": step,
+                "prompt_id": sample.prompt.id,
+                "index": sample.index,
+                "question": sample.prompt.question,
+                "answer": sample.prompt.answer,
+                "response": sample.text,
+                "tokens": sample.tokens.tolist(),
+                "logprobs": sample.logprobs.tolist(),
+                "n_tokens": len(sample.tokens),
+                "finish_reason": sample.finish_reason,
+                "verdict": score.verdicts[i],
+                "extracted": score.extracted[i],
+                "reward": float(score.rewards[at]),
+            }
+            | {f"reward/{name}": float(values[at]) for name, values in score.parts.items()}
+        )
+    return rows
+
+
+def _free_name(folder: Path) -> Path:
+    """A name beside ``folder`` that is not taken, from the time it is set aside."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    names = (folder.with_name(f"{folder.name}.{stamp}{suffix}") for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
+    return next(n for n in names if not n.exists())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # numpy scalars
+        return _finite(value.item())
+    return value

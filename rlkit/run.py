@@ -1,0 +1,514 @@
+"""A run: its parts on the cluster, its event log, its steps, its checkpoints.
+
+    run = rl.Run("quickstart", cluster, seed=0)      # resumes when it exists
+    sampler, learner = run.sampler("tiny"), run.learner("tiny", zero_stage=2, lr=1e-4)
+    for step in run.steps(40):
+        ...
+        run.log(step, scored, stats)
+
+Parts are detached actors, so they outlive the kernel; `attach` finds a live run from a fresh one. `Run.close` ends them all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlkit import actors, checkpoints
+from rlkit.config import EngineSpec, TrainSpec, as_plain
+from rlkit.context import Owner, Stateful
+from rlkit.errors import RlkitError, RunBusyError, RunError, SpecChangedError
+from rlkit.lease import RENEW_S, Driver
+from rlkit.types import Batch, Scored, UpdateStats
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rlkit.cluster import Cluster
+    from rlkit.learner import Learner
+    from rlkit.reference import Reference
+    from rlkit.sampler import Sampler
+    from rlkit.steps import Steps
+
+CALL_TIMEOUT_S = 60.0
+_open: dict[str, Run] = {}
+
+
+class Run(Owner):
+    """A named run on a cluster. Making the same run twice in one kernel gives the same object.
+
+    Args:
+        name: letters, digits, ``-``, ``_`` and ``.``; the folder under the cluster's ``storage`` and the Ray namespace.
+        cluster: from `rlkit.connect`.
+        seed: of everything random in the run.
+        resume: True goes on with an existing run of this name; False sets its folder aside under a new name and starts afresh.
+        checkpoint_every: steps between checkpoints; 0 writes none.
+        keep: how many checkpoints stay on disk.
+        takeover: drive the run even though another kernel still does; that kernel's next step fails.
+        drive: False only looks at first, and takes the lease when something is to be changed.
+
+    Raises:
+        RunBusyError: another kernel drives this run.
+        SpecChangedError: the run exists with another seed.
+    """
+
+    def __new__(cls, name: str, cluster: Any = None, **options: Any) -> Run:
+        found = _open.get(name)
+        return found if found is not None and options.get("resume", True) and found._is_on(cluster) else super().__new__(cls)
+
+    def __init__(
+        self,
+        name: str,
+        cluster: Cluster,
+        *,
+        seed: int = 0,
+        resume: bool = True,
+        checkpoint_every: int = 0,
+        keep: int = 3,
+        takeover: bool = False,
+        drive: bool = True,
+    ) -> None:
+        checkpoints.check_name(name)
+        if getattr(self, "_recorder", None) is None:
+            super().__init__(name, seed, cluster)
+            self._local = Driver.this()
+            self._parts: dict[str, Any] = {}
+            self._stateful: dict[str, Stateful] = {}
+            self._phases: list[dict[str, Any]] = []
+            self._samples_pending: list[Any] = []
+            self._events: list[dict[str, Any]] = []
+            self._start_positions: dict[str, Any] = {}
+            self._beat: threading.Thread | None = None
+            self._closed = threading.Event()
+            self.epoch = 0
+        self.checkpoint_every, self.keep = checkpoint_every, keep
+        self._recorder = self._open_recorder(resume)
+        status = self._status()
+        if status["seed"] != seed:
+            raise SpecChangedError(
+                f"Run {name!r} exists with seed {status['seed']}, not {seed}. Ask for that seed, choose another name, or start afresh "
+                f"with resume=False (the old run's folder is kept under a new name)."
+            )
+        self.folder = Path(status["folder"])
+        if drive or takeover:
+            self._acquire(takeover)
+        _open[name] = self
+
+    # --- parts -----------------------------------------------------------------------------------------------------------------------
+
+    def sampler(self, model: str | None = None, *, restart: bool = False, **settings: Any) -> Sampler:
+        """The run's rollout engines: those that live, or new ones. Settings are those of `EngineSpec`, over the cluster's.
+
+        With a learner in the run, fresh engines get its weights before this returns.
+        """
+        from rlkit.sampler import Sampler
+
+        model, spec = self._part("sampler", EngineSpec, model, self.cluster.spec.sampler, settings, restart)
+        with self._making("sampler", model, spec):
+            made = self._parts["sampler"] = Sampler.start(model, spec, self, restart=restart)
+        self._align()
+        return made
+
+    def learner(self, model: str | None = None, *, restart: bool = False, **settings: Any) -> Learner:
+        """The run's ZeRO ranks: those that live, or new ones, from the latest checkpoint where there is one.
+
+        Settings are those of `TrainSpec`, over the cluster's. ``restart=True`` throws the live learner's state away.
+        """
+        from rlkit.learner import Learner
+
+        model, spec = self._part("learner", TrainSpec, model, self.cluster.spec.learner, settings, restart)
+        alive = actors.find("learner", self.namespace) is not None and not restart
+        with self._making("learner", model, spec):
+            made = self._parts["learner"] = Learner.start(model, spec, self, restart=restart)
+        if not alive:
+            self.restore()
+        self._align()
+        return made
+
+    def reference(self, model: str | None = None, **settings: Any) -> Reference:
+        """A frozen model for the KL term, as its own actor(s). ``model`` defaults to the learner's."""
+        from rlkit.reference import Reference
+
+        model = model or self._model_of("reference") or self._model_of("learner") or ""
+        if not model:
+            raise RunError("run.reference() needs a model: name one, or make the learner first.")
+        made = self._parts["reference"] = Reference.start(model, owner=self, **settings)
+        self._append({"kind": "part", "name": "reference", "model": model, "spec": as_plain(settings)})
+        return made
+
+    def _part(self, name: str, kind: Any, model: str | None, defaults: Any, settings: Mapping[str, Any], restart: bool) -> tuple[str, Any]:
+        """Model and settings of a part: as asked for, or as recorded when nothing is asked for."""
+        known = self._status()["parts"].get(name)
+        if model is None and known is None:
+            raise RunError(f"run.{name}() needs a model the first time, for example run.{name}('tiny').")
+        if model is None and known is not None:
+            return known["model"], kind.make(known["spec"]).but(**settings)
+        assert model is not None
+        spec = defaults.but(**settings)
+        if known is not None and not restart and known["model"] != model and name == "learner" and self.committed >= 0:
+            raise SpecChangedError(
+                f"Run {self.name!r} trains {known['model']!r}; it cannot go on with {model!r}. Start a run of another name, or pass "
+                f"restart=True to throw its learner away."
+            )
+        return model, spec
+
+    @contextmanager
+    def _making(self, name: str, model: str, spec: Any) -> Iterator[None]:
+        self._check_lease()
+        start = time.monotonic()
+        yield
+        self._append({"kind": "part", "name": name, "model": model, "spec": as_plain(spec), "seconds": time.monotonic() - start})
+
+    def _model_of(self, part: str) -> str | None:
+        known = self._status()["parts"].get(part)
+        return known["model"] if known else None
+
+    def _align(self) -> None:
+        """Give the engines the learner's weights when their versions differ."""
+        sampler, learner = self._parts.get("sampler"), self._parts.get("learner")
+        if sampler is not None and learner is not None and sampler.version != learner.version:
+            sampler.sync(learner)
+
+    # --- the loop --------------------------------------------------------------------------------------------------------------------
+
+    def steps(self, n: int, *, checkpoint_every: int | None = None, progress: bool = True) -> Steps:
+        """Iterate until ``n`` steps of the run are complete in all (a finished run yields nothing). Also ``async for``.
+
+        A step that an interrupt or a killed kernel left unfinished is first finished, or undone and done again; see `rlkit.steps`.
+        """
+        from rlkit.steps import Steps
+
+        if n < 0:
+            raise RunError(f"run.steps({n}): the number of steps must be 0 or more.")
+        if checkpoint_every is not None:
+            self.checkpoint_every = checkpoint_every
+        return Steps(self, n, progress)
+
+    @property
+    def committed(self) -> int:
+        """The last complete step, -1 before the first."""
+        return int(self._status()["committed"])
+
+    def log(self, step: int, scored: Scored | Batch | None = None, stats: UpdateStats | None = None, **extra: float) -> None:
+        """Complete ``step``: its metrics go into the event log, its samples to Parquet, and a due checkpoint is written.
+
+        Raises:
+            RunError: ``step`` was logged already or is out of order.
+            BatchError: ``scored`` or ``stats`` are of another stage of the loop.
+        """
+        from rlkit.steps import check_logged
+
+        batch = scored if isinstance(scored, Batch) else None
+        scored = scored.scored if isinstance(scored, Batch) else scored
+        check_logged(scored, stats)
+        metrics: dict[str, float] = {}
+        for part in (scored, batch):
+            metrics |= part.summary() if part is not None else {}
+        metrics |= dict(stats.metrics) if stats is not None else {}
+        self.commit(step, metrics | extra, scored, batch)
+
+    def commit(
+        self, step: int, metrics: Mapping[str, float], scored: Scored | None = None, batch: Batch | None = None, recovered: bool = False
+    ) -> None:
+        """Record that ``step`` is complete. `log` is the call for a notebook; this one takes bare metrics."""
+        self._check_lease()
+        learner = self._parts.get("learner")
+        version = learner.version if learner is not None else None
+        status = self._status()
+        begun = status["begun"]
+        times: dict[str, float] = {}
+        for phase in self._phases:
+            if phase.get("step") == step:
+                times[f"time/{phase['phase']}"] = times.get(f"time/{phase['phase']}", 0.0) + phase["seconds"]
+        event = {
+            "step": step,
+            "version": version,
+            "updates": version - begun if version is not None and begun is not None else None,
+            "metrics": dict(metrics) | times,
+            "positions": {key: thing.state() for key, thing in self._stateful.items()},
+            "recovered": recovered,
+        }
+        phases, self._phases = self._phases, []
+        self._call("commit", self.epoch, event, phases)
+        if self.step == step:
+            self.step = None
+        if scored is not None:
+            self._write_samples(step, scored, batch)
+        if learner is not None and self.checkpoint_every and (step + 1) % self.checkpoint_every == 0:
+            self.checkpoint()
+
+    def _write_samples(self, step: int, scored: Scored, batch: Batch | None) -> None:
+        """Start writing in the recorder; a failure of an earlier write is raised here."""
+        import ray
+
+        done, self._samples_pending = (
+            ray.wait(self._samples_pending, num_returns=len(self._samples_pending), timeout=0) if (self._samples_pending) else ([], [])
+        )
+        for ref in done:
+            actors.get(ref, "writing samples")
+        ref = self._recorder.write_samples.remote(
+            step, list(scored.rollouts.shards), list(scored.shards), None if batch is None else batch.advantages
+        )
+        self._samples_pending.append(ref)
+
+    # --- checkpoints -----------------------------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Path:
+        """Write a checkpoint of the last complete step; returns its folder. The folder appears whole or not at all."""
+        learner, step = self._parts.get("learner"), self.committed
+        if learner is None:
+            raise RunError("There is no learner in this run to checkpoint.")
+        path = checkpoints.path_of(self.folder, step)
+        with self.phase("checkpoint"):
+            learner.save(str(path))
+        self._append({"kind": "checkpoint", "step": step, "path": str(path)})
+        self._call_on_storage("prune", self.keep)
+        return path
+
+    def restore(self) -> int:
+        """Bring the learner back to the newest checkpoint that is whole and rewind the run to it; returns that step.
+
+        Without any checkpoint the run starts again from the base model (-1). Damaged checkpoints are named and passed over.
+        """
+        learner, status = self._parts["learner"], self._status()
+        if status["committed"] < 0:
+            return -1
+        for step in sorted(self._call_on_storage("list"), reverse=True):
+            if step > status["committed"]:
+                continue
+            path = checkpoints.path_of(self.folder, step)
+            problem = self._call_on_storage("verify", step)
+            if problem is not None:
+                self.note(f"Checkpoint {path} is damaged and was passed over: {problem}")
+                continue
+            learner.load(str(path))
+            if step < status["committed"]:
+                self._call("rewind", self.epoch, step, f"resumed from {path}")
+            self.note(f"Run {self.name!r} resumes after step {step} from {path}.")
+            return step
+        self._call("rewind", self.epoch, -1, "no checkpoint")
+        self.note(f"Run {self.name!r} has no checkpoint; it starts again from {self._model_of('learner')!r} at step 0.")
+        return -1
+
+    def _call_on_storage(self, verb: str, *args: Any) -> Any:
+        return self._call("checkpoints", verb, *args)
+
+    # --- what the run knows ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The whole event log, fetched incrementally."""
+        self._events += self._call("read", len(self._events))
+        return self._events
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row a complete step, one column a metric, indexed by step."""
+        import pandas as pd
+
+        from rlkit.recorder import History
+
+        history = History()
+        for event in self.events:
+            history.add(event)
+        rows = [{"step": s, "policy_version": e["version"], "t": e["t"]} | e["metrics"] for s, e in sorted(history.steps.items())]
+        return pd.DataFrame(rows or None, columns=None if rows else ["step"]).set_index("step")
+
+    def samples(self, step: int) -> pd.DataFrame:
+        """The samples of a step, from its Parquet file (which must be readable from here)."""
+        import pandas as pd
+
+        self._flush_samples()
+        path = self.folder / "samples" / f"step-{step:06d}.parquet"
+        if not path.exists():
+            raise RunError(f"No samples of step {step} at {path}: it was not logged with scored rollouts, or lies on another machine.")
+        return pd.read_parquet(path)
+
+    def note(self, text: str) -> None:
+        """Say something to the reader now and keep it in the event log."""
+        print(text, flush=True)
+        self._check_lease()
+        self._append({"kind": "note", "text": text})
+
+    def ps(self) -> list[str]:
+        """Names of the run's living actors."""
+        return actors.names(self.namespace)
+
+    # --- the owner's hooks -----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[dict[str, Any]]:
+        self._check_lease()
+        with super().phase(name) as facts:
+            facts["t_start"] = time.time()
+            yield facts
+        self._phases.append({"kind": "phase", "phase": name, "step": self.step} | facts)
+        if self.step is None:  # by hand, outside a step: nothing later would write it
+            phases, self._phases = self._phases, []
+            self._call("append", self.epoch, phases)
+
+    def register_stateful(self, key: str, thing: Stateful) -> None:
+        if self._stateful.get(key) is thing:
+            return
+        self._stateful[key] = thing
+        saved = self._call("positions", self.committed).get(key)
+        if saved is not None:
+            thing.load_state(saved)
+        self._start_positions[key] = thing.state()
+
+    def begin(self, step: int, version: int | None) -> None:
+        """Start ``step``: seeds and data positions are set to what they were at the end of the step before."""
+        positions = self._call("positions", step - 1) if step else {}
+        for key, thing in self._stateful.items():
+            saved = positions.get(key, self._start_positions.get(key))
+            if saved is not None:
+                thing.load_state(saved)
+        self._phases = [p for p in self._phases if p.get("step") != step]
+        phases, self._phases = self._phases, []
+        self._call("begin", self.epoch, step, version, phases)
+        self.step = step
+        self._calls = itertools.count()
+
+    # --- the end ---------------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End every actor of the run. Logs, samples and checkpoints stay on disk; the run can be resumed from its last checkpoint."""
+        if actors.find("recorder", self.namespace) is not None:
+            self._check_lease()
+            self._flush_samples()
+            phases, self._phases = self._phases, []
+            self._append(*phases, {"kind": "close"})
+            self._call("flush")
+        self._closed.set()
+        found = [n for n in actors.names(self.namespace) if n != "recorder"] + ["recorder"]
+        actors.end([h for h in (actors.find(n, self.namespace) for n in found) if h is not None])
+        self._parts.clear()
+        self.step = None
+        _open.pop(self.name, None)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name} {handle!r}" for name, handle in self._parts.items()) or "no parts yet"
+        return f"Run({self.name!r}, seed {self.seed}, {parts}, {self.folder})"
+
+    # --- talking to the recorder -----------------------------------------------------------------------------------------------------
+
+    def _is_on(self, cluster: Any) -> bool:
+        return cluster is None or self.cluster is cluster
+
+    def _open_recorder(self, resume: bool) -> Any:
+        from rlkit.recorder import Recorder
+
+        alive = actors.find("recorder", self.namespace)
+        storage = checkpoints.storage_of(self.cluster, self.name)
+        if not resume:
+            if alive is not None:
+                holder = actors.wait([alive.holder.remote()], what="the run's recorder", timeout_s=CALL_TIMEOUT_S, setting="nothing")[0]
+                if holder is not None and Driver(**holder) != self._local and not Driver(**holder).is_dead_for_sure():
+                    raise RunBusyError(f"Run {self.name!r} is driven by {Driver(**holder)}; it cannot be set aside now.")
+                found = [actors.find(n, self.namespace) for n in actors.names(self.namespace)]
+                actors.end([h for h in found if h is not None])
+            alive = None
+        if alive is not None:
+            return alive
+        import ray
+
+        here = ray.get_runtime_context().get_node_id() if self.cluster.via == "driver" else None
+        made = actors.spawn(Recorder, "recorder", self.namespace, self.name, storage, self.seed, not resume, node_id=here)
+        actors.wait([made.status.remote()], what="the run's recorder to start", timeout_s=CALL_TIMEOUT_S, setting="nothing: it is fixed")
+        return made
+
+    def _call(self, method: str, *args: Any) -> Any:
+        ref = getattr(self._recorder, method).remote(*args)
+        return actors.wait([ref], what=f"the recorder ({method})", timeout_s=CALL_TIMEOUT_S, setting="nothing: it is fixed")[0]
+
+    def _status(self) -> dict[str, Any]:
+        return self._call("status")
+
+    def _append(self, *events: dict[str, Any]) -> None:
+        self._call("append", self.epoch, list(events))
+
+    def _acquire(self, takeover: bool) -> None:
+        holder = self._call("holder")
+        dead = Driver(**holder) if holder is not None and Driver(**holder).is_dead_for_sure() else None
+        self.epoch = self._call("acquire", self._local.as_dict(), dead.id if dead else None, takeover)
+        if self._beat is None or not self._beat.is_alive():
+            self._closed.clear()
+            self._beat = threading.Thread(target=self._renew_forever, name=f"rlkit-lease-{self.name}", daemon=True)
+            self._beat.start()
+
+    def _check_lease(self) -> None:
+        """Every change of the run goes through here first.
+
+        Raises:
+            RunBusyError: another kernel drives the run.
+        """
+        if self.epoch == 0:
+            self._acquire(False)
+        if not actors.get(self._recorder.renew.remote(self.epoch), "the run's lease"):
+            raise RunBusyError(
+                f"Run {self.name!r} was taken over by another kernel. Attach again with rlkit.attach({self.name!r}) to read it, or take it "
+                f"back with takeover=True."
+            )
+
+    def _renew_forever(self) -> None:
+        import ray
+        from ray.exceptions import RayError
+
+        while not self._closed.wait(RENEW_S):
+            try:
+                if not ray.is_initialized() or not ray.get(self._recorder.renew.remote(self.epoch), timeout=EXPIRY_CALL_S):
+                    return  # the lease is another kernel's; the next phase here says so
+            except RayError:
+                return  # the recorder is gone; the next call here says so
+
+    def _flush_samples(self) -> None:
+        pending, self._samples_pending = self._samples_pending, []
+        actors.wait(pending, what="samples to be written", timeout_s=600, setting="nothing: it is fixed")
+
+
+EXPIRY_CALL_S = 10.0
+
+
+def attach(name: str, cluster: Cluster | None = None, *, takeover: bool = False) -> Run:
+    """The live run of that name, from a fresh kernel, with its full history.
+
+    Reading is always possible. The first call that changes something takes the run over if its kernel is gone, and is refused with
+    `RunBusyError` while another kernel drives it, unless ``takeover`` is True. ``run.sampler()`` and ``run.learner()`` without arguments
+    give its living parts.
+
+    Raises:
+        RunError: no such run is alive; names those that are.
+    """
+    if cluster is None:
+        from rlkit.cluster import connect
+
+        cluster = connect()
+    recorder = actors.find("recorder", actors.namespace(name))
+    if recorder is None:
+        alive = ", ".join(actors.runs()) or "none"
+        raise RunError(
+            f"No run {name!r} is alive on {cluster.address} (alive: {alive}). rlkit.Run({name!r}, cluster) resumes it from its checkpoint."
+        )
+    seed = actors.wait([recorder.status.remote()], what="the run's recorder", timeout_s=CALL_TIMEOUT_S, setting="nothing: it is fixed")
+    return Run(name, cluster, seed=seed[0]["seed"], takeover=takeover, drive=False)
+
+
+@atexit.register
+def _release_all() -> None:
+    """A kernel that ends in good order gives its leases back, so that the next one need not wait for them to run out."""
+    import sys
+
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return
+    for run in list(_open.values()):
+        try:
+            ray.get(run._recorder.release.remote(run.epoch), timeout=1.0)
+        except (ray.exceptions.RayError, RlkitError):
+            continue
