@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlkit import actors, checkpoints
 from rlkit.config import EngineSpec, TrainSpec, as_plain
 from rlkit.context import Owner, Stateful
-from rlkit.errors import RlkitError, RunBusyError, RunError, SpecChangedError
-from rlkit.lease import RENEW_S, Driver
+from rlkit.errors import RunError, SpecChangedError
+from rlkit.ledger import Ledger
 from rlkit.types import Batch, Scored, UpdateStats
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from rlkit.sampler import Sampler
     from rlkit.steps import Steps
 
-CALL_TIMEOUT_S = 60.0
 _open: dict[str, Run] = {}
 
 
@@ -75,21 +73,20 @@ class Run(Owner):
         drive: bool = True,
     ) -> None:
         checkpoints.check_name(name)
-        if getattr(self, "_recorder", None) is None:
+        if not hasattr(self, "ledger"):
             super().__init__(name, seed, cluster)
-            self._local = Driver.this()
             self._parts: dict[str, Any] = {}
             self._stateful: dict[str, Stateful] = {}
             self._phases: list[dict[str, Any]] = []
             self._samples_pending: list[Any] = []
             self._events: list[dict[str, Any]] = []
             self._start_positions: dict[str, Any] = {}
-            self._beat: threading.Thread | None = None
-            self._closed = threading.Event()
-            self.epoch = 0
+            self._closed = True
         self.checkpoint_every, self.keep = checkpoint_every, keep
-        self._recorder = self._open_recorder(resume)
-        status = self._status()
+        if self._closed or not self._alive():
+            self.ledger = Ledger(name, self.namespace, cluster, seed, fresh=not resume)
+            self._closed = False
+        status = self.ledger.status()
         if status["seed"] != seed:
             raise SpecChangedError(
                 f"Run {name!r} exists with seed {status['seed']}, not {seed}. Ask for that seed, choose another name, or start afresh "
@@ -97,7 +94,7 @@ class Run(Owner):
             )
         self.folder = Path(status["folder"])
         if drive or takeover:
-            self._acquire(takeover)
+            self.ledger.acquire(takeover)
         _open[name] = self
 
     # --- parts -----------------------------------------------------------------------------------------------------------------------
@@ -139,12 +136,12 @@ class Run(Owner):
         if not model:
             raise RunError("run.reference() needs a model: name one, or make the learner first.")
         made = self._parts["reference"] = Reference.start(model, owner=self, **settings)
-        self._append({"kind": "part", "name": "reference", "model": model, "spec": as_plain(settings)})
+        self.ledger.append({"kind": "part", "name": "reference", "model": model, "spec": as_plain(settings)})
         return made
 
     def _part(self, name: str, kind: Any, model: str | None, defaults: Any, settings: Mapping[str, Any], restart: bool) -> tuple[str, Any]:
         """Model and settings of a part: as asked for, or as recorded when nothing is asked for."""
-        known = self._status()["parts"].get(name)
+        known = self.ledger.status()["parts"].get(name)
         if model is None and known is None:
             raise RunError(f"run.{name}() needs a model the first time, for example run.{name}('tiny').")
         if model is None and known is not None:
@@ -160,13 +157,13 @@ class Run(Owner):
 
     @contextmanager
     def _making(self, name: str, model: str, spec: Any) -> Iterator[None]:
-        self._check_lease()
+        self.ledger.check()
         start = time.monotonic()
         yield
-        self._append({"kind": "part", "name": name, "model": model, "spec": as_plain(spec), "seconds": time.monotonic() - start})
+        self.ledger.append({"kind": "part", "name": name, "model": model, "spec": as_plain(spec), "seconds": time.monotonic() - start})
 
     def _model_of(self, part: str) -> str | None:
-        known = self._status()["parts"].get(part)
+        known = self.ledger.status()["parts"].get(part)
         return known["model"] if known else None
 
     def _align(self) -> None:
@@ -193,7 +190,7 @@ class Run(Owner):
     @property
     def committed(self) -> int:
         """The last complete step, -1 before the first."""
-        return int(self._status()["committed"])
+        return int(self.ledger.status()["committed"])
 
     def log(self, step: int, scored: Scored | Batch | None = None, stats: UpdateStats | None = None, **extra: float) -> None:
         """Complete ``step``: its metrics go into the event log, its samples to Parquet, and a due checkpoint is written.
@@ -217,10 +214,10 @@ class Run(Owner):
         self, step: int, metrics: Mapping[str, float], scored: Scored | None = None, batch: Batch | None = None, recovered: bool = False
     ) -> None:
         """Record that ``step`` is complete. `log` is the call for a notebook; this one takes bare metrics."""
-        self._check_lease()
+        self.ledger.check()
         learner = self._parts.get("learner")
         version = learner.version if learner is not None else None
-        status = self._status()
+        status = self.ledger.status()
         begun = status["begun"]
         times: dict[str, float] = {}
         for phase in self._phases:
@@ -235,7 +232,7 @@ class Run(Owner):
             "recovered": recovered,
         }
         phases, self._phases = self._phases, []
-        self._call("commit", self.epoch, event, phases)
+        self.ledger.call("commit", self.ledger.epoch, event, phases)
         if self.step == step:
             self.step = None
         if scored is not None:
@@ -252,7 +249,7 @@ class Run(Owner):
         )
         for ref in done:
             actors.get(ref, "writing samples")
-        ref = self._recorder.write_samples.remote(
+        ref = self.ledger.recorder.write_samples.remote(
             step, list(scored.rollouts.shards), list(scored.shards), None if batch is None else batch.advantages
         )
         self._samples_pending.append(ref)
@@ -267,7 +264,7 @@ class Run(Owner):
         path = checkpoints.path_of(self.folder, step)
         with self.phase("checkpoint"):
             learner.save(str(path))
-        self._append({"kind": "checkpoint", "step": step, "path": str(path)})
+        self.ledger.append({"kind": "checkpoint", "step": step, "path": str(path)})
         self._call_on_storage("prune", self.keep)
         return path
 
@@ -276,7 +273,7 @@ class Run(Owner):
 
         Without any checkpoint the run starts again from the base model (-1). Damaged checkpoints are named and passed over.
         """
-        learner, status = self._parts["learner"], self._status()
+        learner, status = self._parts["learner"], self.ledger.status()
         if status["committed"] < 0:
             return -1
         for step in sorted(self._call_on_storage("list"), reverse=True):
@@ -289,22 +286,22 @@ class Run(Owner):
                 continue
             learner.load(str(path))
             if step < status["committed"]:
-                self._call("rewind", self.epoch, step, f"resumed from {path}")
+                self.ledger.call("rewind", self.ledger.epoch, step, f"resumed from {path}")
             self.note(f"Run {self.name!r} resumes after step {step} from {path}.")
             return step
-        self._call("rewind", self.epoch, -1, "no checkpoint")
+        self.ledger.call("rewind", self.ledger.epoch, -1, "no checkpoint")
         self.note(f"Run {self.name!r} has no checkpoint; it starts again from {self._model_of('learner')!r} at step 0.")
         return -1
 
     def _call_on_storage(self, verb: str, *args: Any) -> Any:
-        return self._call("checkpoints", verb, *args)
+        return self.ledger.call("checkpoints", verb, *args)
 
     # --- what the run knows ----------------------------------------------------------------------------------------------------------
 
     @property
     def events(self) -> list[dict[str, Any]]:
         """The whole event log, fetched incrementally."""
-        self._events += self._call("read", len(self._events))
+        self._events += self.ledger.call("read", len(self._events))
         return self._events
 
     @property
@@ -333,8 +330,8 @@ class Run(Owner):
     def note(self, text: str) -> None:
         """Say something to the reader now and keep it in the event log."""
         print(text, flush=True)
-        self._check_lease()
-        self._append({"kind": "note", "text": text})
+        self.ledger.check()
+        self.ledger.append({"kind": "note", "text": text})
 
     def ps(self) -> list[str]:
         """Names of the run's living actors."""
@@ -344,34 +341,34 @@ class Run(Owner):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[dict[str, Any]]:
-        self._check_lease()
+        self.ledger.check()
         with super().phase(name) as facts:
             facts["t_start"] = time.time()
             yield facts
         self._phases.append({"kind": "phase", "phase": name, "step": self.step} | facts)
         if self.step is None:  # by hand, outside a step: nothing later would write it
             phases, self._phases = self._phases, []
-            self._call("append", self.epoch, phases)
+            self.ledger.append(*phases)
 
     def register_stateful(self, key: str, thing: Stateful) -> None:
         if self._stateful.get(key) is thing:
             return
         self._stateful[key] = thing
-        saved = self._call("positions", self.committed).get(key)
+        saved = self.ledger.call("positions", self.committed).get(key)
         if saved is not None:
             thing.load_state(saved)
         self._start_positions[key] = thing.state()
 
     def begin(self, step: int, version: int | None) -> None:
         """Start ``step``: seeds and data positions are set to what they were at the end of the step before."""
-        positions = self._call("positions", step - 1) if step else {}
+        positions = self.ledger.call("positions", step - 1) if step else {}
         for key, thing in self._stateful.items():
             saved = positions.get(key, self._start_positions.get(key))
             if saved is not None:
                 thing.load_state(saved)
         self._phases = [p for p in self._phases if p.get("step") != step]
         phases, self._phases = self._phases, []
-        self._call("begin", self.epoch, step, version, phases)
+        self.ledger.call("begin", self.ledger.epoch, step, version, phases)
         self.step = step
         self._calls = itertools.count()
 
@@ -379,13 +376,14 @@ class Run(Owner):
 
     def close(self) -> None:
         """End every actor of the run. Logs, samples and checkpoints stay on disk; the run can be resumed from its last checkpoint."""
-        if actors.find("recorder", self.namespace) is not None:
-            self._check_lease()
+        if self._alive():
+            self.ledger.check()
             self._flush_samples()
             phases, self._phases = self._phases, []
-            self._append(*phases, {"kind": "close"})
-            self._call("flush")
-        self._closed.set()
+            self.ledger.append(*phases, {"kind": "close"})
+            self.ledger.call("flush")
+        self.ledger.stop()
+        self._closed = True
         found = [n for n in actors.names(self.namespace) if n != "recorder"] + ["recorder"]
         actors.end([h for h in (actors.find(n, self.namespace) for n in found) if h is not None])
         self._parts.clear()
@@ -396,83 +394,15 @@ class Run(Owner):
         parts = ", ".join(f"{name} {handle!r}" for name, handle in self._parts.items()) or "no parts yet"
         return f"Run({self.name!r}, seed {self.seed}, {parts}, {self.folder})"
 
-    # --- talking to the recorder -----------------------------------------------------------------------------------------------------
+    def _alive(self) -> bool:
+        return actors.find("recorder", self.namespace) is not None
 
     def _is_on(self, cluster: Any) -> bool:
         return cluster is None or self.cluster is cluster
 
-    def _open_recorder(self, resume: bool) -> Any:
-        from rlkit.recorder import Recorder
-
-        alive = actors.find("recorder", self.namespace)
-        storage = checkpoints.storage_of(self.cluster, self.name)
-        if not resume:
-            if alive is not None:
-                holder = actors.wait([alive.holder.remote()], what="the run's recorder", timeout_s=CALL_TIMEOUT_S, setting="nothing")[0]
-                if holder is not None and Driver(**holder) != self._local and not Driver(**holder).is_dead_for_sure():
-                    raise RunBusyError(f"Run {self.name!r} is driven by {Driver(**holder)}; it cannot be set aside now.")
-                found = [actors.find(n, self.namespace) for n in actors.names(self.namespace)]
-                actors.end([h for h in found if h is not None])
-            alive = None
-        if alive is not None:
-            return alive
-        import ray
-
-        here = ray.get_runtime_context().get_node_id() if self.cluster.via == "driver" else None
-        made = actors.spawn(Recorder, "recorder", self.namespace, self.name, storage, self.seed, not resume, node_id=here)
-        actors.wait([made.status.remote()], what="the run's recorder to start", timeout_s=CALL_TIMEOUT_S, setting="nothing: it is fixed")
-        return made
-
-    def _call(self, method: str, *args: Any) -> Any:
-        ref = getattr(self._recorder, method).remote(*args)
-        return actors.wait([ref], what=f"the recorder ({method})", timeout_s=CALL_TIMEOUT_S, setting="nothing: it is fixed")[0]
-
-    def _status(self) -> dict[str, Any]:
-        return self._call("status")
-
-    def _append(self, *events: dict[str, Any]) -> None:
-        self._call("append", self.epoch, list(events))
-
-    def _acquire(self, takeover: bool) -> None:
-        holder = self._call("holder")
-        dead = Driver(**holder) if holder is not None and Driver(**holder).is_dead_for_sure() else None
-        self.epoch = self._call("acquire", self._local.as_dict(), dead.id if dead else None, takeover)
-        if self._beat is None or not self._beat.is_alive():
-            self._closed.clear()
-            self._beat = threading.Thread(target=self._renew_forever, name=f"rlkit-lease-{self.name}", daemon=True)
-            self._beat.start()
-
-    def _check_lease(self) -> None:
-        """Every change of the run goes through here first.
-
-        Raises:
-            RunBusyError: another kernel drives the run.
-        """
-        if self.epoch == 0:
-            self._acquire(False)
-        if not actors.get(self._recorder.renew.remote(self.epoch), "the run's lease"):
-            raise RunBusyError(
-                f"Run {self.name!r} was taken over by another kernel. Attach again with rlkit.attach({self.name!r}) to read it, or take it "
-                f"back with takeover=True."
-            )
-
-    def _renew_forever(self) -> None:
-        import ray
-        from ray.exceptions import RayError
-
-        while not self._closed.wait(RENEW_S):
-            try:
-                if not ray.is_initialized() or not ray.get(self._recorder.renew.remote(self.epoch), timeout=EXPIRY_CALL_S):
-                    return  # the lease is another kernel's; the next phase here says so
-            except RayError:
-                return  # the recorder is gone; the next call here says so
-
     def _flush_samples(self) -> None:
         pending, self._samples_pending = self._samples_pending, []
-        actors.wait(pending, what="samples to be written", timeout_s=600, setting="nothing: it is fixed")
-
-
-EXPIRY_CALL_S = 10.0
+        actors.wait(pending, what="samples to be written", timeout_s=600, setting="nothing: this limit is fixed")
 
 
 def attach(name: str, cluster: Cluster | None = None, *, takeover: bool = False) -> Run:
@@ -495,8 +425,9 @@ def attach(name: str, cluster: Cluster | None = None, *, takeover: bool = False)
         raise RunError(
             f"No run {name!r} is alive on {cluster.address} (alive: {alive}). rlkit.Run({name!r}, cluster) resumes it from its checkpoint."
         )
-    seed = actors.wait([recorder.status.remote()], what="the run's recorder", timeout_s=CALL_TIMEOUT_S, setting="nothing: it is fixed")
-    return Run(name, cluster, seed=seed[0]["seed"], takeover=takeover, drive=False)
+    return Run(
+        name, cluster, seed=actors.get(recorder.status.remote(), f"attaching to run {name!r}")["seed"], takeover=takeover, drive=False
+    )
 
 
 @atexit.register
@@ -508,7 +439,5 @@ def _release_all() -> None:
     if ray is None or not ray.is_initialized():
         return
     for run in list(_open.values()):
-        try:
-            ray.get(run._recorder.release.remote(run.epoch), timeout=1.0)
-        except (ray.exceptions.RayError, RlkitError):
-            continue
+        with suppress(ray.exceptions.RayError):  # the cluster may be gone already, and then so is the lease
+            run.ledger.release()

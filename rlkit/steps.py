@@ -37,7 +37,7 @@ class Steps:
 
     def __iter__(self) -> Iterator[int]:
         run = self.run
-        run._check_lease()
+        run.ledger.check()
         recover(run)
         bar = tqdm(total=self.n, initial=min(run.committed + 1, self.n), disable=not self.progress, file=sys.stdout, mininterval=1.0,
                    desc=run.name, unit="step", ncols=100)  # fmt: skip
@@ -66,7 +66,7 @@ class Steps:
 
 def headline(run: Run) -> str:
     """The last step's reward and length, for the progress bar."""
-    last = run._status()["last"]
+    last = run.ledger.status()["last"]
     shown = {"reward/mean": "reward", "length/mean": "length"}
     return ", ".join(f"{label} {last['metrics'][key]:.2f}" for key, label in shown.items() if key in last["metrics"]) if last else ""
 
@@ -78,7 +78,7 @@ def recover(run: Run) -> None:
     if learner is None:
         return
     state = idle(learner, run.name)
-    status = run._status()
+    status = run.ledger.status()
     step, begun, last = status["committed"] + 1, status["begun"], status["last"]
     applied = 0 if begun is None else state["version"] - begun
     if applied > 0:
@@ -87,7 +87,7 @@ def recover(run: Run) -> None:
         update = state["last_update"]
         if applied == expected and update is not None and update["tag"] == step:
             metrics: dict[str, float] = {}
-            for phase in run._call("phases", step):
+            for phase in run.ledger.call("phases", step):
                 metrics |= phase.get("metrics", {})
             run.commit(step, metrics | dict(update["stats"]), recovered=True)
             run.note(f"Step {step} had been applied before it was interrupted; it is complete, its samples were not kept.")
