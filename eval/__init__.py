@@ -1,0 +1,5 @@
+"""Evaluation, imported as ``rlkit.eval``."""
+
+from rlkit.eval.evaluate import Evaluation, evaluate, wilson
+
+__all__ = ["Evaluation", "evaluate", "wilson"]
