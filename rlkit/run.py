@@ -309,7 +309,7 @@ class Run(Owner):
         """One row a complete step, one column a metric, indexed by step."""
         import pandas as pd
 
-        from rlkit.recorder import History
+        from rlkit.eventlog import History
 
         history = History()
         for event in self.events:

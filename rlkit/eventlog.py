@@ -1,0 +1,121 @@
+"""A run's event log: what its lines mean, how they are read and written, and what they add up to.
+
+``events.jsonl`` is the truth: one JSON object a line, appended and never rewritten. A reader rebuilds everything from it:
+
+    {"kind": "begin",  "step": 3, "version": 3}                    a step was started at this policy version
+    {"kind": "phase",  "step": 3, "phase": "rollout", "seconds": 0.41, ...}
+    {"kind": "step",   "step": 3, "version": 4, "updates": 1, "metrics": {...}, "positions": {...}}   the step is complete
+    {"kind": "checkpoint", "step": 3, "path": "checkpoints/step-000003"}
+    {"kind": "rewind", "step": 1}                                  resumed from step 1: later step lines no longer count
+    {"kind": "part" | "note" | "open" | "close", ...}
+
+Every line also has ``t``, seconds since the epoch. A last line cut short by a crash is dropped when the log is opened again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlkit.errors import RunError
+from rlkit.types import RolloutShard, ScoreShard
+
+
+class History:
+    """What a run's events add up to: the steps that count, the position to go on from, the parts that were made."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, dict[str, Any]] = {}  # step -> its latest "step" event that still counts
+        self.begun: dict[int, int] = {}  # step -> policy version when it was begun
+        self.parts: dict[str, dict[str, Any]] = {}
+        self.seed: int | None = None
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        kind = event["kind"]
+        if kind == "step":
+            self.steps[event["step"]] = dict(event)
+        elif kind == "begin":
+            self.begun[event["step"]] = event["version"]
+        elif kind == "rewind":
+            self.steps = {s: e for s, e in self.steps.items() if s <= event["step"]}
+            self.begun = {s: v for s, v in self.begun.items() if s <= event["step"]}
+        elif kind == "part":
+            self.parts[event["name"]] = dict(event)
+        elif kind == "open":
+            self.seed = event["seed"]
+
+    @property
+    def committed(self) -> int:
+        """The last complete step, -1 when there is none."""
+        return max(self.steps, default=-1)
+
+
+def line_of(event: Mapping[str, Any]) -> str:
+    """The event as one line of the log. NaN is not JSON: a value that is not finite becomes null, which pandas reads back as NaN."""
+    return json.dumps(_finite(event), separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def read_events(path: Path, repair: bool = False) -> list[dict[str, Any]]:
+    """The events of a log file. A last line without its newline is what a crash left: it is ignored, and cut off with ``repair``.
+
+    Raises:
+        RunError: a complete line is not a JSON object; names file and line.
+    """
+    if not path.exists():
+        return []
+    raw = path.read_bytes()
+    whole = raw[: raw.rfind(b"\n") + 1]
+    if repair and len(whole) < len(raw):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    out = []
+    for n, line in enumerate(whole.decode("utf-8").splitlines(), 1):
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise RunError(f"{path}, line {n} is not JSON ({error.msg}); the run's log is damaged there.") from error
+        if not isinstance(event, dict) or "kind" not in event:
+            raise RunError(f"{path}, line {n} is not an event; the run's log is damaged there.")
+        out.append(event)
+    return out
+
+
+def sample_rows(step: int, shard: RolloutShard, score: ScoreShard) -> list[dict[str, Any]]:
+    """One dict a sample, as the samples' Parquet files hold them."""
+    rows = []
+    for i, sample in enumerate(shard.samples()):
+        at = divmod(i, shard.group_size)
+        rows.append(
+            {
+                "step": step,
+                "prompt_id": sample.prompt.id,
+                "index": sample.index,
+                "question": sample.prompt.question,
+                "answer": sample.prompt.answer,
+                "response": sample.text,
+                "tokens": sample.tokens.tolist(),
+                "logprobs": sample.logprobs.tolist(),
+                "n_tokens": len(sample.tokens),
+                "finish_reason": sample.finish_reason,
+                "verdict": score.verdicts[i],
+                "extracted": score.extracted[i],
+                "reward": float(score.rewards[at]),
+            }
+            | {f"reward/{name}": float(values[at]) for name, values in score.parts.items()}
+        )
+    return rows
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # numpy scalars
+        return _finite(value.item())
+    return value
