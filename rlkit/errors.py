@@ -21,6 +21,7 @@
     │   └── SpecChangedError    the same part of a run was asked for again with other settings
     ├── CheckpointError         a checkpoint that could not be written or read
     ├── ActorDiedError          a process of the run is gone
+    ├── NotebookError           a cell of a notebook that was run headless failed
     └── DeadlineError           (TimeoutError) a wait that ran past its limit
 
 Each message says what was found, what is allowed and what to do. All of them hold only their message, so they can be pickled and
@@ -115,6 +116,10 @@ class CheckpointError(RlkitError):
 
 class ActorDiedError(RlkitError):
     """A process of the run has died."""
+
+
+class NotebookError(RlkitError):
+    """A cell of a notebook that was run headless failed, or its kernel died."""
 
 
 class DeadlineError(RlkitError, TimeoutError):
