@@ -1,0 +1,1 @@
+"""Tests share the helpers of this folder: having a conftest here puts it on the path."""
