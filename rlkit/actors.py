@@ -55,7 +55,6 @@ def spawn(
         "num_cpus": cpus,
         "num_gpus": gpus,
         "max_restarts": 0,
-        "concurrency_groups": {"control": control_threads},
         "runtime_env": {"env_vars": dict(env or {})},
     }
     if resources:
@@ -69,7 +68,8 @@ def spawn(
     if max_concurrency is not None:
         options["max_concurrency"] = max_concurrency
     try:
-        return ray.remote(cls).options(**options).remote(*args, **kwargs)
+        made = ray.remote(concurrency_groups={"control": control_threads})(cls)  # Ray takes these here only, not in options()
+        return made.options(**options).remote(*args, **kwargs)
     except ValueError as error:
         if "name" not in str(error):
             raise
