@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,6 +48,36 @@ class Spec:
         mine, theirs = self.as_dict(), other.as_dict()
         return {k: (mine[k], theirs[k]) for k in mine if mine[k] != theirs[k]}
 
+    def _check_types(self) -> None:
+        """Numbers, texts and switches are what their field says; ``1e-6``, which YAML reads as text, becomes the float that was meant."""
+        for f in fields(self):  # type: ignore[arg-type]
+            kind, value = str(f.type), getattr(self, f.name)
+            if kind.endswith(" | None"):
+                if value is None:
+                    continue
+                kind = kind.removesuffix(" | None")
+            if kind == "float":
+                object.__setattr__(self, f.name, _as_float(self, f.name))
+            elif kind == "int":
+                self._need(isinstance(value, Integral) and not isinstance(value, bool), f.name, "a whole number")
+                object.__setattr__(self, f.name, int(value))  # from NumPy's as well
+            elif kind == "bool":
+                self._need(isinstance(value, bool), f.name, "true or false")
+            elif kind == "str":
+                self._need(isinstance(value, str), f.name, "text")
+            elif kind.startswith("Mapping"):
+                self._need(isinstance(value, Mapping), f.name, "a mapping")
+
+    def _need_at_least(self, least: int, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            self._need(value is None or value >= least, name, f"at least {least}")
+
+    def _need_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            self._need(value is None or value > 0, name, "above 0")
+
     def _need(self, ok: bool, name: str, rule: str) -> None:
         if not ok:
             raise ConfigError(f"{type(self).__name__}.{name} is {getattr(self, name)!r}; it must be {rule}.")
@@ -67,14 +98,16 @@ class SampleSpec(Spec):
     logprobs: bool = True  # log-probs of the sampled tokens, at the sampling temperature
 
     def __post_init__(self) -> None:
+        self._check_types()
+        self._need(isinstance(self.stop, str | tuple | list), "stop", "a text or a list of texts")
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        self._need(_is_int(self.n) and self.n >= 1, "n", "a whole number of at least 1")
+        self._need(self.n >= 1, "n", "a whole number of at least 1")
         self._need(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "0 (greedy) or above")
         self._need(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
-        self._need(_is_int(self.top_k) and self.top_k >= 0, "top_k", "0 (off) or a positive whole number")
-        self._need(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", "a whole number of at least 1")
-        self._need(_is_int(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens, "min_tokens", "from 0 to max_tokens")
-        self._need(all(self.stop), "stop", "non-empty strings")
+        self._need(self.top_k >= 0, "top_k", "0 (off) or a positive whole number")
+        self._need(self.max_tokens >= 1, "max_tokens", "a whole number of at least 1")
+        self._need(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "from 0 to max_tokens")
+        self._need(all(isinstance(text, str) and text for text in self.stop), "stop", "non-empty texts")
 
 
 @dataclass(frozen=True)
@@ -109,16 +142,15 @@ class EngineSpec(Spec):
     sync_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
+        self._check_types()
         self._need(self.engine in ("vllm", "hf"), "engine", "'vllm' or 'hf'")
-        self._need(_is_int(self.engines) and self.engines >= 1, "engines", "a whole number of at least 1")
         self._need(self.dtype in ("auto", "float32", "bfloat16", "float16"), "dtype", "auto, float32, bfloat16 or float16")
-        self._need(self.cpus_per_engine >= 0, "cpus_per_engine", "0 or above")
-        self._need(self.gpus_per_engine >= 0, "gpus_per_engine", "0 or above")
-        self._need(_is_int(self.tensor_parallel_size) and self.tensor_parallel_size >= 1, "tensor_parallel_size", "at least 1")
+        self._need_at_least(0, "cpus_per_engine", "gpus_per_engine", "swap_space")
+        self._need_at_least(1, "engines", "threads", "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "block_size")
+        self._need_at_least(2, "max_model_len")
+        self._need_positive("kv_cache_gib", "start_timeout_s", "rollout_timeout_s", "sync_timeout_s")
         u = self.gpu_memory_utilization
         self._need(u is None or 0 < u <= 1, "gpu_memory_utilization", "above 0 and at most 1")
-        m = self.max_model_len
-        self._need(m is None or (_is_int(m) and m >= 2), "max_model_len", "a whole number of at least 2")
 
 
 @dataclass(frozen=True)
@@ -159,22 +191,21 @@ class TrainSpec(Spec):
     update_timeout_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(float(b) for b in self.betas))
+        self._check_types()
+        object.__setattr__(self, "betas", _floats(self, "betas", 2))
+        self._need(isinstance(self.lora_targets, tuple | list), "lora_targets", "a list of module names")
         object.__setattr__(self, "lora_targets", tuple(self.lora_targets))
-        for name in ("lr", "eps", "weight_decay"):
-            object.__setattr__(self, name, _as_float(self, name))
         self._need(self.zero_stage in (0, 1, 2, 3), "zero_stage", "0, 1, 2 or 3")
-        for name in ("ranks", "minibatches", "epochs", "micro_batch_tokens", "logits_chunk"):
-            value = getattr(self, name)
-            self._need(_is_int(value) and value >= 1, name, "a whole number of at least 1")
+        self._need_at_least(1, "ranks", "threads", "total_steps", "minibatches", "epochs", "micro_batch_tokens", "logits_chunk")
+        self._need_at_least(0, "cpus_per_rank", "gpus_per_rank", "warmup_steps", "weight_decay", "max_grad_norm", "max_lag", "lora_rank")
+        self._need_positive("eps", "start_timeout_s", "update_timeout_s", "max_logprob_gap")
         self._need(math.isfinite(self.lr) and self.lr >= 0, "lr", "a finite number of at least 0")
-        self._need(self.max_grad_norm >= 0, "max_grad_norm", "0 (off) or above")
+        self._need(all(0 <= beta < 1 for beta in self.betas), "betas", "two numbers from 0 to below 1")
+        self._need(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "from 0 to 1")
         self._need(self.schedule in ("constant", "linear", "cosine"), "schedule", "constant, linear or cosine")
         self._need(self.schedule == "constant" or self.total_steps is not None, "total_steps", f"set for a {self.schedule} schedule")
         self._need(not self.offload_param or self.zero_stage == 3, "offload_param", "False unless zero_stage is 3")
         self._need(self.dtype in ("auto", "float32", "bfloat16"), "dtype", "auto, float32 or bfloat16")
-        self._need(_is_int(self.max_lag) and self.max_lag >= 0, "max_lag", "0 or a positive whole number")
-        self._need(_is_int(self.lora_rank) and self.lora_rank >= 0, "lora_rank", "0 (off) or a positive whole number")
 
 
 @dataclass(frozen=True)
@@ -199,13 +230,19 @@ class ClusterSpec(Spec):
     learner: TrainSpec = field(default_factory=TrainSpec)
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name, kind in (("sampler", EngineSpec), ("learner", TrainSpec)):
             value = getattr(self, name)
-            if not isinstance(value, kind):
+            if isinstance(value, kind):
+                continue
+            self._need(value is None or isinstance(value, Mapping), name, "a section of settings")
+            try:
                 object.__setattr__(self, name, kind.make(value))
-        self._need(self.num_cpus is None or self.num_cpus >= 1, "num_cpus", "at least 1")
-        self._need(self.connect_timeout_s > 0, "connect_timeout_s", "above 0")
-        self._need(self.min_nodes >= 1, "min_nodes", "at least 1")
+            except ConfigError as error:
+                raise ConfigError(f"in section {name!r}: {error}") from error
+        self._need_at_least(1, "num_cpus", "min_nodes")
+        self._need_at_least(0, "num_gpus", "min_cpus", "min_gpus", "min_memory_gib")
+        self._need_positive("connect_timeout_s", "object_store_gib")
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> ClusterSpec:
@@ -227,8 +264,6 @@ class ClusterSpec(Spec):
             return cls.make(values)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
-        except TypeError as error:
-            raise ConfigError(f"{path}: a value has the wrong type: {error}") from error
 
 
 def as_plain(spec: Any) -> Any:
@@ -242,14 +277,22 @@ def as_plain(spec: Any) -> Any:
     return spec
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _as_float(spec: Spec, name: str) -> float:
-    """YAML reads ``1e-6`` as a string; take it as the number that was meant."""
     value = getattr(spec, name)
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return float(value)
     except (TypeError, ValueError):
         raise ConfigError(f"{type(spec).__name__}.{name} is {value!r}; it must be a number.") from None
+
+
+def _floats(spec: Spec, name: str, count: int) -> tuple[float, ...]:
+    values = getattr(spec, name)
+    try:
+        found = tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        found = ()
+    if len(found) != count:
+        raise ConfigError(f"{type(spec).__name__}.{name} is {values!r}; it must be {count} numbers.")
+    return found

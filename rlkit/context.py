@@ -54,13 +54,17 @@ class Owner:
         """Called by whatever has a position that a resume must restore. `Run` saves and restores it; a plain owner has no history."""
 
     def call_seed(self) -> int:
-        """The next sampling seed: a function of the owner's seed, the step and how many were asked for in that step."""
+        """The next sampling seed: a function of the owner's seed, the step and how many were asked for before.
+
+        `Run` counts from the start of each step, so that a step that is done again draws the same; a plain owner counts all.
+        """
         return derive_seed(self.seed, -1 if self.step is None else self.step, next(self._calls))
 
 
 def derive_seed(*parts: int) -> int:
     """A 31-bit seed from integers, well mixed and stable over versions and machines."""
-    return int(np.random.SeedSequence([p % 2**32 for p in parts]).generate_state(1)[0] >> 1)
+    # With their number in front: SeedSequence pads with zeros, so that [1] and [1, 0] would give the same.
+    return int(np.random.SeedSequence([len(parts), *(p % 2**32 for p in parts)]).generate_state(1)[0] >> 1)
 
 
 _owners: dict[str, Owner] = {}
@@ -68,6 +72,7 @@ _owners: dict[str, Owner] = {}
 
 def register(owner: Owner) -> None:
     """Make ``owner`` the one that values carrying its name belong to; the latest of a name wins."""
+    _owners.pop(owner.name, None)
     _owners[owner.name] = owner
 
 
@@ -77,5 +82,5 @@ def owner_of(name: str | None) -> Owner | None:
 
 
 def active_owner() -> Owner | None:
-    """The owner whose step is being worked on in this process, or None between steps."""
-    return next((o for o in _owners.values() if o.step is not None), None)
+    """The owner whose step is being worked on in this process, or None between steps. Of several, the one made last."""
+    return next((o for o in reversed(_owners.values()) if o.step is not None), None)

@@ -11,7 +11,7 @@ def number(value: float) -> str:
     """A number for people: ``0.000123`` -> ``1.23e-04``, ``15300`` -> ``15,300``."""
     if value == 0:
         return "0"
-    if abs(value) >= 1000:
+    if abs(value) >= 999.5:  # three digits would round up to four
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.2e}"
 
