@@ -1,0 +1,140 @@
+"""One GRPO step of rlkit against TRL's GRPOTrainer: same tiny model, same prompts, same sampling, same machine, one run.
+
+    python benchmarks/step_time.py [--rounds 3] [--steps 8]
+
+A step is 16 prompts x 8 samples x 32 tokens (end-of-sequence is held back, so that both generate exactly 32) and one AdamW update in
+float32. The two take turns, `rounds` times each; the first step of every turn is not counted. The last lines say where rlkit's time
+goes. Overhead is all that is not generation, forward and backward, or optimizer: grading, advantages, sync, logging and waiting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from typing import Any
+
+import machine
+
+import rlkit as rl
+
+PROMPTS, GROUP, TOKENS = 16, 8, 32
+LR = 1e-4
+
+
+def one(prompt: rl.Prompt, sample: rl.Sample) -> float:
+    """A reward that costs nothing and has spread: the share of one token among the response's."""
+    return float((sample.tokens == sample.tokens[0]).mean())
+
+
+def rlkit_turn(run: rl.Run, sampler: Any, learner: Any, tasks: rl.Tasks, steps: int) -> list[dict[str, float]]:
+    """Seconds of each step by phase; ``total`` is wall time from the end of one step to the end of the next."""
+    out, last = [], time.perf_counter()
+    for step in run.steps(run.committed + 1 + steps, progress=False):
+        rollouts = sampler.generate(tasks.batch(PROMPTS), n=GROUP, max_tokens=TOKENS, min_tokens=TOKENS, progress=False)
+        scored = rl.score(rollouts, one)
+        stats = learner.update(rl.advantages(scored, "grpo"), loss="ppo_clip")
+        sampler.sync(learner)
+        run.log(step, scored, stats)
+        now = time.perf_counter()
+        row = run.metrics.iloc[-1]
+        reading = time.perf_counter() - now  # reading the log back is the benchmark's own cost
+        out.append({"total": now - last} | {k.removeprefix("time/"): float(v) for k, v in row.items() if str(k).startswith("time/")})
+        last = now + reading
+    return out[1:]
+
+
+def trl_turn(path: str, tasks: rl.Tasks, steps: int) -> list[float]:
+    """Seconds of each step of TRL's trainer."""
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    times: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            times.append(time.perf_counter())
+
+    rows = [{"prompt": [dict(m) for m in p.messages]} for p in tasks.take(PROMPTS * steps)]
+    with tempfile.TemporaryDirectory() as out:
+        config = GRPOConfig(
+            output_dir=out,
+            per_device_train_batch_size=PROMPTS * GROUP,
+            num_generations=GROUP,
+            max_completion_length=TOKENS,
+            max_steps=steps,
+            learning_rate=LR,
+            lr_scheduler_type="constant",
+            beta=0.0,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            generation_kwargs={"min_new_tokens": TOKENS},
+            gradient_checkpointing=False,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            seed=0,
+        )
+        trainer = GRPOTrainer(
+            model=path,
+            args=config,
+            reward_funcs=lambda completions, completion_ids, **_: [
+                float(sum(t == ids[0] for t in ids)) / len(ids) for ids in completion_ids
+            ],
+            train_dataset=Dataset.from_list(rows),
+            callbacks=[Clock()],
+        )
+        trainer.train()
+    return [b - a for a, b in itertools.pairwise(times)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--ranks", type=int, default=1)
+    args = parser.parse_args()
+    from rlkit.models import resolve
+
+    with tempfile.TemporaryDirectory() as storage:
+        cluster = rl.connect("laptop", storage=storage)
+        run = rl.Run("step-time", cluster, resume=False)
+        tasks = rl.load_tasks("arithmetic")
+        sampler = run.sampler("tiny")
+        learner = run.learner("tiny", lr=LR, ranks=args.ranks)
+        path = str(resolve("tiny").path)
+        ours: list[dict[str, float]] = []
+        theirs: list[float] = []
+        for _ in range(args.rounds):
+            ours += rlkit_turn(run, sampler, learner, tasks, args.steps)
+            theirs += trl_turn(path, tasks, args.steps)
+        run.close()
+        cluster.shutdown()
+    ours_s, theirs_s = statistics.median(r["total"] for r in ours), statistics.median(theirs)
+    phases = {k: statistics.median(r[k] for r in ours) for k in ours[0]}
+    work = phases["rollout"] + phases["forward_backward"] + phases["optimizer"]
+    result = {
+        "shape": f"{PROMPTS} prompts x {GROUP} samples x {TOKENS} tokens",
+        "steps_counted": len(ours),
+        "rlkit_s": round(ours_s, 4),
+        "trl_s": round(theirs_s, 4),
+        "trl_over_rlkit": round(theirs_s / ours_s, 2),
+        "phases_s": {k: round(v, 4) for k, v in phases.items()},
+        "overhead_s": round(ours_s - work, 4),
+        "overhead_share": round((ours_s - work) / ours_s, 3),
+    }
+    path_out = machine.save("step_time", result)
+    print(json.dumps(result, indent=1))
+    print(f"written to {path_out.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""A run with real engines and ranks on the bundled tiny model: log, samples, resume, and every way to call it wrongly."""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import rlkit as rl
+from rlkit.config import as_plain
+from rlkit.errors import BatchError, ConfigError, RunError, SpecChangedError
+
+
+@pytest.fixture(scope="module")
+def cluster(local_cluster, tmp_path_factory):
+    return local_cluster(storage=str(tmp_path_factory.mktemp("runs")))
+
+
+@pytest.fixture(scope="module")
+def run(cluster):
+    made = rl.Run("house", cluster, seed=5)
+    made.sampler("tiny")
+    made.learner("tiny", lr=1e-3)
+    yield made
+    made.close()
+
+
+def one_step(run, tasks, step=None):
+    sampler, learner = run.sampler(), run.learner()
+    rollouts = sampler.generate(tasks.batch(2), n=4, max_tokens=16, progress=False)
+    scored = rl.score(rollouts, rl.rewards.Math())
+    stats = learner.update(rl.advantages(scored, "grpo"))
+    sampler.sync(learner)
+    if step is not None:
+        run.log(step, scored, stats)
+    return scored, stats
+
+
+def test_steps_log_and_metrics(run):
+    tasks = rl.load_tasks("arithmetic")
+    done = []
+    for step in run.steps(2, progress=False):
+        one_step(run, tasks, step)
+        done.append(step)
+    assert done == [0, 1]
+    frame = run.metrics
+    assert list(frame.index) == [0, 1]
+    assert list(frame["policy_version"]) == [1, 2]
+    for name in ("reward/mean", "length/mean", "policy/logprob_gap", "policy/entropy", "time/rollout", "time/update", "time/sync"):
+        assert np.isfinite(frame[name]).all(), name
+    assert (frame["policy/logprob_gap"] < 1e-3).all()
+    samples = run.samples(1)
+    assert len(samples) == 8
+    assert set(samples["verdict"]) <= {"correct", "wrong", "unparsed", "timeout"}
+    assert (samples["n_tokens"] == samples["tokens"].map(len)).all()
+
+
+def test_a_finished_run_yields_nothing_more(run):
+    assert list(run.steps(run.committed + 1, progress=False)) == []
+
+
+def test_a_loop_may_be_async(run):
+    tasks = rl.load_tasks("arithmetic")
+
+    async def loop():
+        seen = []
+        async for step in run.steps(run.committed + 2, progress=False):
+            one_step(run, tasks, step)
+            seen.append(step)
+        return seen
+
+    before = run.committed
+    assert asyncio.run(loop()) == [before + 1]
+
+
+def test_a_loop_without_log_still_counts_its_steps(run):
+    tasks = rl.load_tasks("arithmetic")
+    before = run.committed
+    for _ in run.steps(before + 2, progress=False):
+        one_step(run, tasks)
+    assert run.committed == before + 1
+    assert np.isfinite(run.metrics["time/update"].iloc[-1])
+
+
+def test_logging_twice_or_out_of_order_is_refused(run):
+    with pytest.raises(RunError, match="logged already"):
+        run.log(run.committed)
+    with pytest.raises(RunError, match="out of order"):
+        run.log(run.committed + 5)
+
+
+def test_values_of_the_wrong_stage_are_refused(run):
+    rollouts = run.sampler().generate(rl.load_tasks("arithmetic").take(1), n=2, max_tokens=4, progress=False)
+    with pytest.raises(BatchError, match=r"rlkit.score"):
+        run.log(run.committed + 1, rollouts)
+    with pytest.raises(BatchError, match="advantages"):
+        run.learner().update(rollouts)
+    with pytest.raises(BatchError):
+        run.learner().update(rl.score(rollouts, lambda prompt, sample: 1.0))
+
+
+def test_the_same_cell_twice_gives_the_same_parts(run, cluster):
+    assert rl.Run("house", cluster, seed=5) is run
+    actors = run.ps()
+    run.sampler("tiny")
+    run.learner("tiny", lr=1e-3)
+    assert run.ps() == actors
+    assert run.learner().version == run.metrics["policy_version"].iloc[-1]
+
+
+def test_other_settings_for_a_living_part_are_refused_by_name(run):
+    with pytest.raises(SpecChangedError, match="lr"):
+        run.learner("tiny", lr=5e-3)
+    with pytest.raises(ConfigError, match="zero_stage"):
+        run.learner("tiny", zero_stag=3)
+
+
+def test_another_seed_is_refused(run, cluster):
+    with pytest.raises(SpecChangedError, match="seed 5"):
+        rl.Run("house", cluster, seed=6)
+
+
+def test_attach_to_nothing_names_what_is_alive(run, cluster):
+    with pytest.raises(RunError, match="house"):
+        rl.attach("no-such-run", cluster)
+
+
+def test_a_batch_that_is_too_old_is_refused(run):
+    sampler, learner = run.sampler(), run.learner()
+    scored = rl.score(sampler.generate(rl.load_tasks("arithmetic").take(2), n=4, max_tokens=8, progress=False), lambda p, s: len(s.text))
+    batch = rl.advantages(scored, "grpo")
+    version = learner.version
+    learner.update(batch)
+    with pytest.raises(BatchError, match="max_lag"):
+        learner.update(batch)
+    assert learner.version == version + 1
+    sampler.sync(learner)
+
+
+SECOND = """
+import json, os, sys
+import rlkit as rl
+options = json.loads(sys.argv[1])
+cluster = rl.connect(rl.ClusterSpec.make(options["spec"]))
+run = rl.attach("house", cluster)
+out = {"rows": len(run.metrics), "errors": []}
+changes = (
+    lambda: next(iter(run.steps(99, progress=False))),
+    lambda: run.learner(),
+    lambda: rl.Run("house", cluster, seed=5, resume=False),
+)
+for change in changes:
+    try:
+        change()
+    except rl.errors.RunBusyError as error:
+        out["errors"].append(str(error))
+print(json.dumps(out))
+"""
+
+
+def test_a_second_kernel_can_read_but_not_drive(run, cluster):
+    run.note("a change, so that this kernel holds the lease")
+    spec = as_plain(cluster.spec)
+    done = subprocess.run([sys.executable, "-c", SECOND, json.dumps({"spec": spec})], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    out = json.loads(done.stdout.strip().splitlines()[-1])
+    assert out["rows"] == len(run.metrics)
+    assert len(out["errors"]) == 3
+    assert all("is driven by process" in e for e in out["errors"])
+
+
+def test_close_and_resume_from_the_newest_whole_checkpoint(cluster, capsys):
+    tasks = rl.load_tasks("arithmetic")
+    run = rl.Run("resumed", cluster, seed=1, checkpoint_every=1, keep=2)
+    run.sampler("tiny")
+    run.learner("tiny", lr=1e-3)
+    for step in run.steps(3, progress=False):
+        one_step(run, tasks, step)
+    folder = run.folder
+    assert [p.name for p in sorted((folder / "checkpoints").iterdir())] == ["step-000001", "step-000002"]
+    run.close()
+    assert rl.Run("resumed", cluster, seed=1).ps() == ["recorder"]
+
+    # The newest one is cut short: it is named and the one before it is taken.
+    newest = max((folder / "checkpoints" / "step-000002").rglob("*.safetensors"), key=lambda p: p.stat().st_size)
+    newest.write_bytes(newest.read_bytes()[:-100])
+    run = rl.Run("resumed", cluster, seed=1, checkpoint_every=1, keep=2)
+    run.sampler("tiny")
+    learner = run.learner("tiny", lr=1e-3)
+    assert "step-000002 is damaged" in capsys.readouterr().out
+    assert learner.version == 2
+    assert run.sampler().version == 2
+    assert run.committed == 1
+    again = rl.load_tasks("arithmetic")
+    for step in run.steps(3, progress=False):
+        scored, _ = one_step(run, again, step)
+    assert list(run.metrics["policy_version"]) == [1, 2, 3]
+    # The data went on where it was: step 2 drew the fifth and sixth prompt of the seeded order.
+    order = rl.load_tasks("arithmetic")
+    drawn = [p.id for _ in range(3) for p in order.batch(2)]
+    assert list(scored.rollouts.prompt_ids) == drawn[4:]
+    run.close()
+
+
+def test_resume_false_sets_the_old_run_aside(cluster):
+    run = rl.Run("aside", cluster)
+    run.note("first")
+    folder = run.folder
+    run = rl.Run("aside", cluster, resume=False, seed=9)
+    assert [e["text"] for e in run.events if e["kind"] == "note"] == []
+    kept = [p for p in folder.parent.iterdir() if p.name.startswith("aside.")]
+    assert len(kept) == 1
+    assert "first" in (kept[0] / "events.jsonl").read_text()
+    run.close()
+
+
+def test_no_actor_is_left_after_close(cluster):
+    run = rl.Run("gone", cluster)
+    run.close()
+    assert run.ps() == []
