@@ -1,0 +1,394 @@
+"""`connect`: one call for a laptop, a cluster's address, or ``ray://``; and `Cluster`, what a notebook shows of it."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlkit import actors, localhead
+from rlkit.config import ClusterSpec
+from rlkit.errors import ClusterError, ConfigError, ConnectError, VersionMismatchError, nearest
+from rlkit.preflight import Found, Node, Token, check_resources, check_versions, look, parse_address
+from rlkit.reprs import gib, html_table
+
+NAMESPACE = "rlkit"
+CONFIGS = "cluster_configs"
+
+_current: Cluster | None = None
+
+
+class Cluster:
+    """A connection to a Ray cluster. Made by `connect`; everything shown is what was known at the last `refresh`.
+
+    Attributes:
+        spec: the config it was connected with.
+        address: ``host:port`` or ``ray://host:port``.
+        via: ``"driver"``, or ``"client"`` for ``ray://``.
+        is_local: whether rlkit started it on this machine (then `shutdown` ends it).
+        nodes: its living machines, the head first.
+        ray_version, python_version: the cluster's.
+        dashboard_url: ``""`` when there is none.
+    """
+
+    def __init__(self, spec: ClusterSpec, found: Found, head: localhead.Head | None, dashboard_url: str) -> None:
+        self.spec = spec
+        self.address = found.target.address
+        self.via = "client" if found.target.kind == "client" else "driver"
+        self.ray_version, self.python_version = found.ray_version, found.python_version
+        self.nodes: tuple[Node, ...] = found.nodes
+        self.dashboard_url = dashboard_url
+        self._head = head
+        self._open = True
+
+    @property
+    def is_local(self) -> bool:
+        return self._head is not None
+
+    @property
+    def cpus(self) -> float:
+        return sum(n.cpus for n in self.nodes)
+
+    @property
+    def gpus(self) -> float:
+        return sum(n.gpus for n in self.nodes)
+
+    @property
+    def memory(self) -> float:
+        """Bytes that Ray may hand out, object stores included."""
+        return sum(n.memory + n.object_store for n in self.nodes)
+
+    def refresh(self) -> Cluster:
+        """Ask the cluster for its nodes again."""
+        import ray
+
+        self._need_open()
+        nodes = [
+            Node.make(n["NodeManagerAddress"], n["NodeManagerHostname"], n["Resources"], n["NodeID"]) for n in ray.nodes() if n["Alive"]
+        ]
+        self.nodes = tuple(sorted(nodes, key=lambda n: (not n.head, n.ip, n.id)))
+        return self
+
+    def ps(self) -> dict[str, list[str]]:
+        """Runs with living actors: run name -> actor names."""
+        self._need_open()
+        return actors.runs()
+
+    def disconnect(self) -> None:
+        """Let go of the cluster; its actors and runs go on. `connect` finds it again."""
+        global _current
+        if not self._open:
+            return
+        import ray
+
+        self._open = False
+        ray.shutdown()
+        _read_auth_again()
+        if _current is self:
+            _current = None
+
+    def shutdown(self) -> None:
+        """End the local cluster with all its runs. A cluster that rlkit did not start is only disconnected from, with a warning."""
+        self.disconnect()
+        if self._head is None:
+            warnings.warn(
+                f"Disconnected from {self.address}; it keeps running, since rlkit did not start it. To end its runs: rlkit kill.",
+                stacklevel=2,
+            )
+            return
+        localhead.stop(self._head.name)
+
+    def _need_open(self) -> None:
+        if not self._open:
+            raise ClusterError(f"This connection to {self.address} was closed; call rlkit.connect again.")
+
+    def __repr__(self) -> str:
+        n = len(self.nodes)
+        state = "" if self._open else ", disconnected"
+        return (
+            f"Cluster({self.spec.name!r} at {self.address}: {n} node{'s' * (n != 1)}, {self.cpus:g} CPUs, {self.gpus:g} GPUs, "
+            f"{gib(self.memory)}, Ray {self.ray_version}, Python {self.python_version}{state})"
+        )
+
+    def _repr_html_(self) -> str:
+        where = "on this machine" if self.is_local else f"via {'Ray Client' if self.via == 'client' else 'driver'}"
+        facts = [
+            ("nodes", len(self.nodes)),
+            ("CPUs", f"{self.cpus:g}"),
+            ("GPUs", f"{self.gpus:g}"),
+            ("memory", gib(self.memory)),
+            ("Ray", self.ray_version),
+            ("Python", self.python_version),
+        ]
+        cells = "".join(
+            f"<div style='margin-right:2em'><div style='opacity:.6;font-size:85%'>{html.escape(k)}</div><b>{html.escape(str(v))}</b></div>"
+            for k, v in facts
+        )
+        link = html.escape(self.dashboard_url, quote=True)
+        dashboard = f"<div><a href='{link}' target='_blank' rel='noopener'>dashboard</a></div>" if link else ""
+        rows = [
+            (f"{n.host} ({n.ip})" if n.host else n.ip, "head" if n.head else "", f"{n.cpus:g}", f"{n.gpus:g}", gib(n.memory))
+            for n in self.nodes
+        ]
+        table = html_table(["node", "", "CPUs", "GPUs", "memory"], rows) if len(rows) > 1 else ""
+        closed = "" if self._open else " · disconnected"
+        return (
+            "<div style='border:1px solid #8886;border-radius:6px;padding:.6em 1em;display:inline-block'>"
+            f"<div><b>{html.escape(self.spec.name)}</b> <span style='opacity:.6'>{html.escape(self.address)} · {where}{closed}</span></div>"
+            f"<div style='display:flex;margin:.5em 0'>{cells}</div>{dashboard}{table}</div>"
+        )
+
+
+def connect(config: str | Path | ClusterSpec | None = None, *, address: str | None = None, **changes: Any) -> Cluster:
+    """Connect this kernel to a Ray cluster. Called again with the same config it returns the same cluster.
+
+    Args:
+        config: a file of ``cluster_configs/`` or its name without ``.yaml``, a `ClusterSpec`, an address (``host:port``,
+            ``ray://host:port``, ``local``), or None for a cluster on this machine with default settings.
+        address: wins over the config's.
+        **changes: other settings of `ClusterSpec` that win over the config; ``sampler={...}`` and ``learner={...}`` change single
+            settings of those sections.
+
+    A local cluster is started when it does not run yet, as a separate process that outlives this kernel, on loopback, with a token.
+    Anything else is looked at before Ray connects, within ``connect_timeout_s``.
+
+    Raises:
+        ConfigError: a setting or an address that cannot be used.
+        ConnectError: nothing that speaks Ray at the address.
+        AuthError: the token is missing or wrong.
+        VersionMismatchError: Ray or Python differ.
+        ResourceError: the cluster lacks what the config asks for.
+        ClusterError: this kernel is connected to another cluster.
+    """
+    global _current
+    spec = load_spec(config, address=address, **changes)
+    _import_ray_fast()
+    if _current is not None:
+        same = _reuse(_current, spec)
+        if same is not None:
+            return same
+    elif _ray_is_initialized() and spec.address == "local":
+        raise ClusterError(
+            f"This kernel is connected to Ray at {_connected_to()} already, not through rlkit. "
+            "Call ray.shutdown() first, or rlkit.connect with that address."
+        )
+    _current = _connect_local(spec) if spec.address == "local" else _connect_remote(spec)
+    return _current
+
+
+def load_spec(config: str | Path | ClusterSpec | None = None, **changes: Any) -> ClusterSpec:
+    """The `ClusterSpec` behind what `connect` takes.
+
+    Raises:
+        ConfigError: no such config, or a setting that cannot be used.
+    """
+    if isinstance(config, ClusterSpec):
+        spec = config
+    elif config is None or config == "local":
+        spec = ClusterSpec(name="local")
+    elif isinstance(config, str) and (config.startswith("ray://") or re.fullmatch(r"\S+:\d+", config)):
+        spec = ClusterSpec(name=config.removeprefix("ray://"), address=config)
+    else:
+        spec = ClusterSpec.from_yaml(_config_file(config))
+    for section in ("sampler", "learner"):
+        if isinstance(changes.get(section), Mapping):
+            changes[section] = getattr(spec, section).but(**changes[section])
+    return spec.but(**changes)
+
+
+def _config_file(config: str | Path) -> Path:
+    """A config by path or by name; relative ones below the working directory or below the checkout that this file is in."""
+    roots = [Path.cwd(), Path(__file__).resolve().parent.parent]
+    path = Path(config).expanduser()
+    named = path.suffix not in (".yaml", ".yml") and len(path.parts) == 1
+    tried = [root / CONFIGS / f"{path}.yaml" if named else root / path for root in roots]
+    for candidate in tried:
+        if candidate.is_file():
+            return candidate
+    known = sorted({p.stem for root in roots for p in (root / CONFIGS).glob("*.yaml")})
+    hint = nearest(path.stem, known)
+    raise ConfigError(f"No cluster config {str(config)!r}{hint} (looked at {', '.join(map(str, tried))}). Known: {', '.join(known)}.")
+
+
+def _reuse(now: Cluster, spec: ClusterSpec) -> Cluster | None:
+    """``now`` when ``spec`` means the same cluster and it still answers; None when it has died.
+
+    Raises:
+        ClusterError: it means another one.
+    """
+    if spec.address == "local":
+        same = now.is_local and now.spec.name == spec.name
+    else:
+        same = not now.is_local and parse_address(spec.address).address == now.address
+    if not same:
+        raise ClusterError(f"This kernel is connected to {now!r}. Call its disconnect() first, or shutdown() to end a local one too.")
+    if now._head is not None:
+        if not localhead.alive(now._head):
+            now.disconnect()
+            return None
+        localhead.find_or_start(spec)  # refuses changed settings
+    elif not _ray_is_initialized():
+        now.disconnect()
+        return None
+    now.refresh()
+    check_resources(spec, now.nodes, f"at {now.address}")
+    now.spec = spec
+    return now
+
+
+def _connect_local(spec: ClusterSpec) -> Cluster:
+    check_resources(spec, [_this_machine(spec)], "on this machine")
+    head, _new = localhead.find_or_start(spec)
+    found = look(parse_address(head.address), head.token_path, spec.connect_timeout_s)
+    _init_driver(spec, found, runtime_env=None)
+    return Cluster(spec, found, head, head.dashboard_url).refresh()
+
+
+def _connect_remote(spec: ClusterSpec) -> Cluster:
+    target = parse_address(spec.address)
+    found = look(target, spec.token_path, spec.connect_timeout_s)
+    runtime_env = {
+        "py_modules": [str(Path(__file__).resolve().parent)],  # the library and nothing else
+        "excludes": ["**/__pycache__"],
+        "env_vars": {k: str(v) for k, v in spec.env.items()},
+    }
+    if target.kind == "client":
+        return _connect_client(spec, found, runtime_env)
+    check_versions(found.ray_version, found.python_version, target.address)
+    check_resources(spec, found.nodes, f"at {target.address}")
+    dashboard = _init_driver(spec, found, runtime_env)
+    return Cluster(spec, found, None, dashboard).refresh()
+
+
+def _init_driver(spec: ClusterSpec, found: Found, runtime_env: dict[str, Any] | None) -> str:
+    """``ray.init`` by address; returns the dashboard's URL."""
+    import ray
+
+    if ray.is_initialized():
+        if _connected_to() != found.target.address:
+            raise ClusterError(f"This kernel is connected to Ray at {_connected_to()} already. Call ray.shutdown() first.")
+        return ""
+    loopback = any(n.ip.startswith("127.") for n in found.nodes if n.head)
+    with _auth(found.token), _loopback_kept(loopback):
+        try:
+            context = ray.init(address=found.target.address, namespace=NAMESPACE, runtime_env=runtime_env, logging_level="warning")
+        except (ConnectionError, RuntimeError) as error:
+            raise ConnectError(f"Ray answers at {found.target.address} but could not be joined: {error}") from error
+    return _url(context.dashboard_url)
+
+
+def _connect_client(spec: ClusterSpec, found: Found, runtime_env: dict[str, Any]) -> Cluster:
+    import ray
+
+    address = found.target.address
+    if ray.is_initialized():
+        raise ClusterError(f"This kernel is connected to Ray at {_connected_to()} already. Call ray.shutdown() first.")
+    with _auth(found.token):
+        try:
+            context = ray.init(address, namespace=NAMESPACE, runtime_env=runtime_env)
+        except RuntimeError as error:
+            if "ersion mismatch" in str(error):
+                raise VersionMismatchError(f"The cluster at {address} runs other versions than this process. {error}") from error
+            raise ConnectError(f"The Ray Client server at {address} could not open a session: {error}") from error
+        except ConnectionError as error:
+            raise ConnectError(f"The Ray Client server at {address} could not open a session: {error}") from error
+    complete = Found(found.target, found.token, context.ray_version, context.python_version)
+    cluster = Cluster(spec, complete, None, _url(context.dashboard_url))
+    try:
+        check_versions(context.ray_version, context.python_version, address, python_level="minor")
+        check_resources(spec, cluster.refresh().nodes, f"at {address}")
+    except ClusterError:
+        cluster.disconnect()
+        raise
+    return cluster
+
+
+def _this_machine(spec: ClusterSpec) -> Node:
+    """What a local cluster would have, before it is started.
+
+    Raises:
+        ResourceError: through `check_resources`, as asked GPUs that are not there count as none.
+    """
+    import psutil
+    from ray._private.accelerators import get_all_accelerator_managers
+    from ray._private.utils import get_num_cpus
+
+    there = max(
+        (m.get_current_node_num_accelerators() for m in get_all_accelerator_managers() if m.get_resource_name() == "GPU"), default=0
+    )
+    gpus = there if spec.num_gpus is None else min(spec.num_gpus, there)
+    return Node("127.0.0.1", cpus=spec.num_cpus or get_num_cpus(), gpus=gpus, memory=psutil.virtual_memory().total, head=True)
+
+
+@contextlib.contextmanager
+def _auth(token: Token | None) -> Iterator[None]:
+    """Make Ray use ``token``, or none, while it connects. Ray keeps it afterwards; this process's environment stays as it was."""
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    before = {name: os.environ.pop(name, None) for name in names}
+    os.environ.update({"RAY_AUTH_MODE": "token", **token.env} if token else {"RAY_AUTH_MODE": "disabled"})
+    try:
+        _read_auth_again()
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _read_auth_again() -> None:
+    """Make Ray forget its token and auth mode and read both from the environment."""
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextlib.contextmanager
+def _loopback_kept(loopback: bool) -> Iterator[None]:
+    """While connecting to a head that listens on loopback only, keep Ray from turning 127.0.0.1 into the machine's outer address."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = before and not loopback
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _import_ray_fast() -> None:
+    """Import Ray without the package that `localhead.SHIM` is about, unless something else in this process loaded it before."""
+    name = localhead.SHIM_NAME.removesuffix(".py")
+    if "ray" in sys.modules or "jsonschema" in sys.modules or name in sys.modules:
+        import ray
+
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # an import of it now raises ImportError
+    try:
+        import ray  # noqa: F401
+    finally:
+        del sys.modules[name]
+
+
+def _ray_is_initialized() -> bool:
+    import ray
+
+    return ray.is_initialized()
+
+
+def _connected_to() -> str:
+    import ray
+
+    return ray.get_runtime_context().gcs_address
+
+
+def _url(dashboard: str | None) -> str:
+    """``host:port`` as Ray reports it, as a URL; empty when there is no dashboard."""
+    return f"http://{dashboard}" if dashboard and re.fullmatch(r"[\w.\-\[\]:]+", dashboard) else ""
