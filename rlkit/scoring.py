@@ -15,7 +15,7 @@ import numpy as np
 
 from rlkit import actors
 from rlkit.context import owner_of
-from rlkit.errors import ActorDiedError, ConfigError, RunError
+from rlkit.errors import ActorDiedError, ConfigError, RlkitError, RunError
 from rlkit.rewards import apply
 from rlkit.rewards.grading import VERDICTS
 from rlkit.types import Rollouts, Scored, fetch, require
@@ -84,6 +84,7 @@ def _remote(rollouts: Rollouts, steps: Sequence[apply.Step], timeout_s: float, d
                 what=f"the rewards of {rollouts.shape[0]} prompts x {rollouts.shape[1]}",
                 timeout_s=deadline_s,
                 setting="deadline_s of rl.score",
+                on_tick=_raise_first,
                 on_interrupt=lambda: _stop(handles, call),  # noqa: B023 - called within this round
             )
             return tuple(shard for shard, _ in pairs), summaries
@@ -95,6 +96,14 @@ def _remote(rollouts: Rollouts, steps: Sequence[apply.Step], timeout_s: float, d
             _stop(handles, call)  # the other shards of this call are of no use any more
             raise
     raise AssertionError("unreachable")
+
+
+def _raise_first(done: Sequence[Any]) -> None:
+    """Raise the first error among the summaries that are here, instead of waiting for the others."""
+    for ref in done:
+        summary = actors.get(ref, "scoring")
+        if isinstance(summary, RlkitError):
+            raise summary
 
 
 def _stop(handles: Sequence[Any], call: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from rlkit.errors import RewardError
+from rlkit.errors import RewardError, RlkitError
 from rlkit.rewards import apply, grading
 from rlkit.rewards.pool import Cancelled, cancel_when
 from rlkit.types import RolloutShard, ScoreShard
@@ -21,15 +21,22 @@ class Grader:
         self.index = index
         self._stopped: set[str] = set()
 
-    def score(self, shard: RolloutShard, steps: Sequence[apply.Step], timeout_s: float, call: str) -> tuple[ScoreShard, dict[str, Any]]:
-        """(the shard's scores, their summary); ``call`` names the `rl.score` that asks, for `stop`."""
+    def score(
+        self, shard: RolloutShard, steps: Sequence[apply.Step], timeout_s: float, call: str
+    ) -> tuple[ScoreShard | None, dict[str, Any] | RlkitError]:
+        """(the shard's scores, their summary); ``call`` names the `rl.score` that asks, for `stop`.
+
+        An error of ours is returned in the summary's place: Ray prints every raised one that nobody fetches, once a shard.
+        """
         try:
             with cancel_when(lambda: call in self._stopped):
                 if call in self._stopped:
                     raise Cancelled
                 scores = apply.score_shard(shard, steps, timeout_s)
         except Cancelled:
-            raise RewardError("Scoring was interrupted.") from None
+            return None, RewardError("Scoring was interrupted.")
+        except RlkitError as error:
+            return None, error
         return scores, apply.summary(scores)
 
     @ray.method(concurrency_group="control")

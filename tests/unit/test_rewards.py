@@ -73,7 +73,8 @@ def test_format_think(text, fits):
 def test_format_boxed_and_pattern():
     assert values(Format(style="boxed", present=0.5, absent=-0.5), [r"\boxed{1}", "1"]) == [0.5, -0.5]
     assert values(Format(r"^Answer: \d+$"), ["Answer: 12", "Answer: 12!", "x"]) == [1, 0, 0]
-    assert Format("x").isolated and Format("x").each
+    assert Format("x").isolated
+    assert Format("x").each
     assert not Format().isolated
 
 
@@ -170,7 +171,7 @@ def test_batched_is_a_decorator_and_sees_all_samples():
 def test_not_a_reward():
     with pytest.raises(ConfigError, match=r"is the class Math; make one with Math\(\)"):
         as_reward(Math)
-    with pytest.raises(ConfigError, match="it must be a reward of rl.rewards or a function"):
+    with pytest.raises(ConfigError, match=r"it must be a reward of rl\.rewards or a function"):
         as_reward("math")
 
 
