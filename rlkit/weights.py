@@ -1,9 +1,9 @@
 """The learner's weights on their way to the engines: buckets in the object store, and a manifest that says what they must add up to.
 
-The learner calls `publish` on rank 0 with its parameters, whole tensors one after the other under their Hugging Face names. Tensors are cast to
-the engines' dtype, checksummed on the device where they are, and packed into *buckets* of about 256 MiB, each one flat array of bytes in the
-object store that a reader maps without copying. An engine reads the buckets with `tensors`, and afterwards compares what it computes with
-against ``checksums`` (see `rlkit.engines.audit`).
+The learner calls `publish` on rank 0 with its parameters, whole tensors one after the other under their Hugging Face names. Tensors are
+cast to the engines' dtype, checksummed on the device where they are, and packed into *buckets* of about 256 MiB, each one flat array of
+bytes in the object store that a reader maps without copying. An engine reads the buckets with `tensors`, and afterwards compares what it
+computes with against ``checksums`` (see `rlkit.engines.worker`).
 """
 
 from __future__ import annotations
@@ -146,6 +146,24 @@ def unpack(bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
         n = int(np.prod(shape, dtype=np.int64))
         yield name, flat[start : start + n].view(shape)
         start += n
+
+
+def check(held: list[tuple[str, str, int]], manifest: WeightManifest, engine: str) -> None:
+    """Compare what an engine holds with what the learner sent.
+
+    Raises:
+        SyncError: a tensor is missing on one side, or differs.
+    """
+    names = {name for name, _, _ in held}
+    missing = [n for n in manifest.names if n not in names]
+    extra = sorted(names - set(manifest.names))
+    wrong = [f"{name} (in {where})" for name, where, found in held if name in manifest.checksums and manifest.checksums[name] != found]
+    for problem, which in (("did not take", missing), ("holds, but was not sent,", extra), ("holds other values for", wrong)):
+        if which:
+            raise SyncError(
+                f"After the sync to policy version {manifest.version}, {engine} {problem} {len(which)} of {len(manifest.names)} tensors: "
+                f"{', '.join(which[:4])}{' ...' if len(which) > 4 else ''}. It will not generate until a sync succeeds."
+            )
 
 
 def _pack(items: list[tuple[str, torch.Tensor]], dtype: str, size: int) -> Bucket:

@@ -1,0 +1,88 @@
+"""Finding the engines of a run, and starting those that are missing."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from rlkit import actors
+from rlkit.config import EngineSpec, as_plain
+from rlkit.engines import engine_class
+from rlkit.engines.settings import environment
+from rlkit.errors import ActorDiedError, SpecChangedError
+
+ON_DRIVER = ("start_timeout_s", "rollout_timeout_s", "sync_timeout_s")  # settings that an engine does not depend on
+
+
+def start(model: str, spec: EngineSpec, space: str, *, restart: bool, version: int | None) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The handles of all engines of ``spec`` in namespace ``space``, and what each says of itself; see `rlkit.sampler.Sampler.start`."""
+    if Path(model).expanduser().is_dir():
+        model = str(Path(model).expanduser().resolve())  # the engines' working directory is another one
+    living = {n: h for n in actors.names(space) if n.startswith("engine-") and (h := actors.find(n, space)) is not None}
+    if restart:
+        actors.end(list(living.values()))
+        living = {}
+    said = {name: info_of(handle, name) for name, handle in living.items()}
+    known = {name: facts for name, facts in said.items() if facts is not None and facts["started"]}
+    _refuse_other(known, model, spec)
+    names = [f"engine-{i}" for i in range(spec.engines)]
+    actors.end([living[n] for n in living if n not in known])  # dead, or left behind by a kernel that went away while starting them
+    as_others = version if all(facts["version"] == version for facts in known.values()) else None
+    handles: list[Any] = []
+    fresh: list[Any] = []
+    try:
+        for i, name in enumerate(names):
+            if name in known:
+                living[name].abort.remote(None)
+                handles.append(living[name])
+            else:
+                fresh.append(_spawn(model, spec, i, space, as_others))
+                handles.append(fresh[-1])
+        info = actors.wait(
+            [h.start.remote() for h in handles],
+            what=f"{spec.engines} {spec.engine} engine(s) to load {model!r}",
+            timeout_s=spec.start_timeout_s,
+            setting="EngineSpec.start_timeout_s",
+        )
+    except BaseException:
+        actors.end(fresh)
+        raise
+    return handles, info
+
+
+def _spawn(model: str, spec: EngineSpec, index: int, space: str, version: int | None) -> Any:
+    return actors.spawn(
+        engine_class(spec.engine),
+        f"engine-{index}",
+        space,
+        model,
+        spec,
+        index,
+        version,
+        cpus=spec.cpus_per_engine,
+        gpus=max(spec.gpus_per_engine, float(spec.tensor_parallel_size)) if spec.tensor_parallel_size > 1 else spec.gpus_per_engine,
+        env=environment(spec),
+        spread=spec.engines > 1,
+    )
+
+
+def info_of(handle: Any, name: str) -> dict[str, Any] | None:
+    """What a living engine says of itself, or None when it is dead."""
+    try:
+        return actors.wait([handle.info.remote()], what=f"{name} to answer", timeout_s=30, setting="(fixed)")[0]
+    except ActorDiedError:
+        return None
+
+
+def _refuse_other(known: dict[str, dict[str, Any]], model: str, spec: EngineSpec) -> None:
+    """Raise SpecChangedError when a living engine is not what is asked for now."""
+    wanted = {k: v for k, v in as_plain(spec).items() if k not in ON_DRIVER}
+    for name, info in known.items():
+        there = {k: v for k, v in info["spec"].items() if k not in ON_DRIVER}
+        changes = {k: (there.get(k), v) for k, v in wanted.items() if there.get(k) != v}
+        if info["model"] != model:
+            changes = {"model": (info["model"], model)} | changes
+        if changes:
+            listed = "; ".join(f"{k} is {a!r}, asked for {b!r}" for k, (a, b) in itertools.islice(changes.items(), 8))
+            raise SpecChangedError(f"This run's {name} has other settings: {listed}. To start over with the new ones, pass restart=True.")

@@ -1,0 +1,138 @@
+"""The vLLM engine: vLLM in the actor's own process, driven one step at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from rlkit import weights
+from rlkit.config import SampleSpec
+from rlkit.engines.base import Completion, Engine
+from rlkit.engines.settings import WORKER, engine_args, kv_cache_bytes
+from rlkit.errors import ConfigError, RolloutError, SyncError
+from rlkit.weights import WeightManifest
+
+
+class VllmEngine(Engine):
+    kind: ClassVar[str] = "vllm"
+
+    def _load(self, path: str) -> dict[str, Any]:
+        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB only, and it would win over the engine argument
+        import vllm
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        ours: dict[str, Any] = {
+            "model": path,
+            "dtype": self.dtype,
+            "logprobs_mode": "processed_logprobs",
+            "worker_extension_cls": WORKER,
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+        }
+        if self.device == "cpu":
+            ours |= self._cpu_args(path)
+        elif self.spec.kv_cache_gib is not None:
+            ours["kv_cache_memory_bytes"] = int(self.spec.kv_cache_gib * 2**30)
+        args = engine_args(self.spec, [f.name for f in dataclasses.fields(EngineArgs)], **ours)
+        try:
+            self._llm = LLMEngine.from_engine_args(EngineArgs(**args), usage_context=UsageContext.LLM_CLASS)
+        except ValueError as error:
+            raise ConfigError(f"vLLM {vllm.__version__} refused the model or its settings: {error}") from error
+        self.max_model_len = int(self._llm.model_config.max_model_len)
+        self._finished = (0, 0)
+        self._total = 0
+        return {"vllm": vllm.__version__}
+
+    def _cpu_args(self, path: str) -> dict[str, Any]:
+        import transformers
+
+        from rlkit import models
+
+        size = models.size(path)
+        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=self.spec.trust_remote_code)
+        context = self.spec.max_model_len or int(config.get_text_config().max_position_embeddings)
+        width = 4 if self.dtype == "float32" else 2
+        token_bytes = 2 * size.layers * size.kv_heads * size.head_dim * width
+        extra: dict[str, Any] = {"kv_cache_memory_bytes": kv_cache_bytes(self.spec, token_bytes, context)}
+        if self.spec.enforce_eager is None:
+            extra["enforce_eager"] = True  # compiling takes longer than it saves on a laptop's models
+        return extra
+
+    def _sample(self, prompts: list[list[int]], sampling: SampleSpec, seeds: list[int]) -> list[list[Completion]]:
+        # A prefix cached by an earlier call would change the shapes of this one's matrix products, and so its last bits: what a call
+        # returns must not depend on what ran before it, or a run that was killed could not be repeated exactly.
+        if not self._llm.reset_prefix_cache():
+            raise RolloutError(f"engine-{self.index} still has cached prompts in use by an earlier call.")
+        greedy = sampling.temperature == 0
+        copies = 1 if greedy else sampling.n  # greedy samples of a group are the same
+        self._finished, self._total = (0, 0), len(prompts) * copies
+        for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            self._llm.add_request(str(i), {"prompt_token_ids": prompt}, self._params(prompt, sampling, seed, copies))
+        groups: dict[int, list[Completion]] = {}
+        try:
+            while self._llm.has_unfinished_requests():
+                self._stop_if_aborted()
+                for out in self._llm.step():
+                    if out.finished:
+                        done = sorted(out.outputs, key=lambda c: c.index)
+                        groups[int(out.request_id)] = [_completion(c) for c in done]
+                        self._finished = (self._finished[0] + len(done), self._finished[1] + sum(len(c.token_ids) for c in done))
+        except BaseException:
+            self._llm.abort_request([str(i) for i in range(len(prompts)) if i not in groups])
+            while self._llm.has_unfinished_requests():
+                self._llm.step()
+            raise
+        return [groups[i] * (sampling.n if greedy else 1) for i in range(len(prompts))]
+
+    def _params(self, prompt: list[int], sampling: SampleSpec, seed: int, n: int) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        room = self._room(prompt, sampling)
+        return SamplingParams(
+            n=n,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=room,
+            min_tokens=min(sampling.min_tokens, room),
+            stop=list(sampling.stop),
+            seed=seed,
+            logprobs=0 if sampling.logprobs else None,  # 0: the sampled token's only
+            flat_logprobs=True,
+            detokenize=bool(sampling.stop),  # else once, at the end, for all samples together
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _count(self) -> tuple[int, int]:
+        states = list(self._llm.output_processor.request_states.values())
+        live = sum(s.detokenizer.num_output_tokens() for s in states if s.detokenizer is not None)
+        return self._total - len(states), self._finished[1] + live
+
+    def _take_weights(self, manifest: WeightManifest) -> None:
+        if self.spec.tensor_parallel_size == 1:
+            items: Any = weights.tensors(manifest)  # read bucket by bucket as vLLM asks for them
+        else:
+            items = [(name, tensor.clone()) for name, tensor in weights.tensors(manifest)]
+        self._llm.collective_rpc("rlkit_load", args=(items,))
+        if not self._llm.reset_prefix_cache():
+            raise SyncError(f"engine-{self.index} could not drop its cached prompts, which belong to the old weights.")
+
+    def _held(self, manifest: WeightManifest) -> list[tuple[str, str, int]]:
+        shapes: Mapping[str, tuple[int, ...]] = dict(manifest.shapes)
+        return self._llm.collective_rpc("rlkit_held", args=(shapes, manifest.dtype))[0]
+
+    def apply(self, fn: Callable[[Any], Any]) -> Any:
+        found = self._llm.collective_rpc("rlkit_apply", args=(fn,))
+        return found[0] if len(found) == 1 else found
+
+
+def _completion(out: Any) -> Completion:
+    """vLLM's CompletionOutput; its tokens include the sampled end-of-sequence token."""
+    logprobs = [] if out.logprobs is None else list(out.logprobs.logprobs)
+    text = out.text if isinstance(out.stop_reason, str) else None
+    return Completion(list(out.token_ids), logprobs, "length" if out.finish_reason == "length" else "stop", text)

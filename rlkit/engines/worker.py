@@ -1,0 +1,148 @@
+"""What rlkit adds to vLLM's worker: taking new weights, and reading back what it computes with.
+
+On the CPU vLLM repacks the weights of linear layers for its matrix kernels and frees the originals, so there is nothing to compare with
+after loading. The proof is a product with the identity: row k of ``linear(eye(K))`` is column k of the weight, exactly, since every other
+term is a zero. It shows what the layer computes with, and it found that vLLM 0.30 leaves a tied output layer packed from the old weights
+after a reload; `_repack` packs it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlkit.errors import SyncError
+from rlkit.weights import fingerprint
+
+if TYPE_CHECKING:
+    import torch
+
+
+class WeightWorker:
+    """Mixed into vLLM's worker by ``worker_extension_cls``."""
+
+    model_runner: Any
+
+    def rlkit_load(self, items: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load whole tensors under their Hugging Face names, in place."""
+        self.reload_weights(weights_iterator=iter(items))  # type: ignore[attr-defined]
+        _repack(self.model_runner.model)
+
+    def rlkit_held(self, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> list[tuple[str, str, int]]:
+        """(Hugging Face name, module, fingerprint) of all weights that this worker computes with."""
+        import torch
+
+        kind = getattr(torch, dtype)
+        with torch.no_grad():
+            return [(name, where, fingerprint(tensor.to(kind))) for name, where, tensor in held(self.model_runner.model, shapes)]
+
+    def rlkit_apply(self, fn: Callable[[Any], Any]) -> Any:
+        return fn(self.model_runner.model)
+
+
+def held(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """(Hugging Face name, module, tensor) of every weight, fused ones taken apart; ``shapes`` are those of the whole tensors.
+
+    A weight of the model that none of the names leads to comes under its own name, so that the caller sees it was not sent.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    parts = {part: (fused, list(names)) for fused, names in getattr(model, "packed_modules_mapping", {}).items() for part in names}
+    covered: set[int] = set()
+    last = ""  # the last fused module, and its tensors that were read back: its parts come one after the other
+    read: dict[str, list[tuple[str, torch.Tensor]]] = {}
+    embeddings: dict[int, str] = {}
+    for name, shape in shapes.items():
+        path, _, leaf = _vllm_name(model, name).rpartition(".")
+        if path in modules and leaf in modules[path]._parameters:
+            module = modules[path]
+            covered.add(id(module._parameters[leaf]))
+            for where, tensor in _values(path, module, leaf, shape):
+                yield name, where, tensor
+            if leaf == "weight":
+                embeddings[id(module._parameters[leaf])] = name
+            continue
+        target = _fused(path, parts, modules)
+        if target is None:
+            continue  # the caller reports it as not taken
+        fused_path, siblings, part = target
+        module = modules[fused_path]
+        if leaf not in module._parameters:
+            continue
+        rows = [shapes[name.replace(f".{part}.", f".{s}.")][0] for s in siblings]
+        start = sum(rows[: siblings.index(part)])
+        covered.add(id(module._parameters[leaf]))
+        if last != fused_path:
+            last, read = fused_path, {}
+        if leaf not in read:
+            read[leaf] = list(_values(fused_path, module, leaf, (sum(rows), *shape[1:])))
+        for where, tensor in read[leaf]:
+            yield name, where, tensor[start : start + shape[0]]
+    for path, module in modules.items():
+        for leaf, parameter in module._parameters.items():
+            if parameter is None or not hasattr(parameter, "shape"):
+                continue
+            tied = embeddings.get(id(parameter))
+            if id(parameter) not in covered:
+                yield f"{path}.{leaf}", path, parameter
+            elif tied is not None and leaf == "weight" and _vllm_name(model, tied) != f"{path}.weight":
+                for where, tensor in _values(path, module, leaf, shapes[tied]):
+                    yield tied, where, tensor
+
+
+def _values(path: str, module: Any, leaf: str, shape: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    """What ``module`` computes with as its ``leaf``, by every way it is used; padding rows of a vocabulary are cut off."""
+    parameter = module._parameters[leaf]
+    packed = leaf == "weight" and hasattr(module, "cpu_linear") and len(shape) == 2
+    if parameter.numel() > 0:
+        if parameter.shape[1:] != tuple(shape[1:]) or parameter.shape[0] < shape[0]:
+            raise SyncError(f"{path}.{leaf} is {tuple(parameter.shape)} in the engine and {tuple(shape)} in the learner.")
+        yield path, parameter[: shape[0]]
+    elif not packed:
+        raise SyncError(f"{path}.{leaf} is empty in the engine.")
+    if packed:
+        yield f"{path}, packed", _unpack(module, shape)[: shape[0]]
+
+
+def _unpack(module: Any, shape: tuple[int, ...]) -> torch.Tensor:
+    """(rows, columns) of the weight that ``module.cpu_linear`` multiplies with, by blocks of 256 columns."""
+    import torch
+
+    kind = getattr(module, "params_dtype", None) or module.weight.dtype
+    columns = shape[1]
+    out = []
+    for start in range(0, columns, 256):
+        x = torch.zeros(min(256, columns - start), columns, dtype=kind)
+        x[torch.arange(len(x)), start + torch.arange(len(x))] = 1
+        out.append(module.cpu_linear(x, module.weight, None))
+    return torch.cat(out).t().contiguous()
+
+
+def _repack(model: Any) -> None:
+    """Pack again what shares its weight with another layer and so was not told that it changed."""
+    for module in model.modules():
+        if hasattr(module, "cpu_linear") and module.weight.numel() > 0:
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _fused(path: str, parts: Mapping[str, tuple[str, list[str]]], modules: Mapping[str, Any]) -> tuple[str, list[str], str] | None:
+    """(fused module's path, its parts in order, this part) for the path of a module that vLLM fused with others."""
+    pieces = path.split(".")
+    for i, piece in enumerate(pieces):
+        if piece in parts:
+            fused, siblings = parts[piece]
+            there = ".".join([*pieces[:i], fused, *pieces[i + 1 :]])
+            if there in modules:
+                return there, siblings, piece
+    return None
+
+
+def _vllm_name(model: Any, name: str) -> str:
+    """The model's name for a Hugging Face name, but for the fusing of layers, which `_fused` undoes."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    if mapper is None:
+        return name
+    if hasattr(mapper, "orig_to_new_stacked"):  # vLLM 0.30 names the fused layer here, 0.26 does not
+        mapper = dataclasses.replace(mapper, orig_to_new_stacked={})
+    mapped = mapper._map_name(name)
+    return name if mapped is None else mapped

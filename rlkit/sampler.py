@@ -1,0 +1,271 @@
+"""The driver's side of the rollout engines: start them, spread prompts over them, give them the learner's weights."""
+
+from __future__ import annotations
+
+import time
+import uuid
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlkit import actors
+from rlkit.config import EngineSpec, SampleSpec
+from rlkit.context import Owner
+from rlkit.engines import pool
+from rlkit.engines.progress import Progress
+from rlkit.errors import ActorDiedError, ConfigError, DeadlineError, RolloutError, SyncError
+from rlkit.types import Prompt, Rollouts
+from rlkit.weights import SyncStats, WeightManifest
+
+AGAIN = "Running the run.sampler(...) cell again starts what is missing; then sampler.sync(learner) gives it the current weights."
+
+
+class Sampler:
+    """A pool of rollout engines. `start` makes it; `generate`, `sync` and `close` are the verbs."""
+
+    def __init__(self, handles: Sequence[Any], info: Sequence[dict[str, Any]], spec: EngineSpec, owner: Owner) -> None:
+        self._handles, self._info, self._spec, self._owner = list(handles), [dict(i) for i in info], spec, owner
+
+    @classmethod
+    def start(cls, model: str, spec: EngineSpec, owner: Owner, *, restart: bool = False, version: int | None = 0) -> Sampler:
+        """Find this run's engines, or start those that are missing; running it again changes nothing.
+
+        A rollout that an earlier kernel left running on a living engine is stopped. ``version`` is what freshly loaded weights count as:
+        0, or None when the learner is already further, so that `generate` refuses before a `sync`. ``restart`` ends living engines first.
+
+        Raises:
+            SpecChangedError: living engines have another model or other settings; the message lists them.
+            ModelError, ConfigError: from the engine: no such model, or a setting that vLLM does not know.
+            DeadlineError: not started within ``spec.start_timeout_s``.
+        """
+        handles, info = pool.start(model, spec, owner.namespace, restart=restart, version=version)
+        return cls(handles, info, spec, owner)
+
+    @property
+    def info(self) -> list[dict[str, Any]]:
+        """What each engine said of itself when last heard of: model, node, process, dtype, context, version, seconds to start."""
+        return [dict(i) for i in self._info]
+
+    @property
+    def version(self) -> int | None:
+        """The policy version that all engines hold; None when they differ or a sync was not finished."""
+        found = {i["version"] for i in self._info}
+        return found.pop() if len(found) == 1 else None
+
+    @property
+    def engines(self) -> list[Any]:
+        """The engine actors, for looking inside them."""
+        return list(self._handles)
+
+    # --- generate --------------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Any,
+        n: int | None = None,
+        sampling: SampleSpec | None = None,
+        *,
+        progress: bool = True,
+        **settings: Any,
+    ) -> Rollouts:
+        """Sample ``n`` responses to each prompt; keywords are `SampleSpec` fields and win over ``sampling``.
+
+        ``prompts`` are `Prompt` values, strings, or a task set. Results stay in the object store, one shard an engine.
+
+        Raises:
+            ConfigError: an unknown or impossible sampling setting.
+            RolloutError: no prompts, or none that leaves room for a response in the engines' context.
+            SyncError: the engines hold different or half-written weights.
+            ActorDiedError: an engine died; names it.
+            DeadlineError: not done within ``EngineSpec.rollout_timeout_s``.
+        """
+        spec = (sampling or SampleSpec()).but(n=n, **settings)
+        asked = as_prompts(prompts)
+        with self._owner.phase("rollout") as facts:
+            begun = time.monotonic()
+            seeds = prompt_seeds(self._owner.call_seed() if spec.seed is None else spec.seed, len(asked))
+            call, start = uuid.uuid4().hex[:12], 0
+            shards, replies, sizes = [], [], split(len(asked), len(self._handles))
+            for handle, size in zip(self._handles, sizes, strict=False):
+                part = slice(start, start + size)
+                ref, reply = handle.generate.options(num_returns=2).remote(call, asked[part], spec, seeds[part])
+                shards.append(ref)
+                replies.append(reply)
+                start += size
+            ticker = Progress(self._handles, call, len(asked) * spec.n) if progress else None
+            try:
+                summaries = self._wait(
+                    replies,
+                    what=f"{len(asked)} x {spec.n} responses from {len(replies)} engine(s)",
+                    timeout_s=self._spec.rollout_timeout_s,
+                    setting="EngineSpec.rollout_timeout_s",
+                    on_tick=ticker,
+                    call=call,
+                )
+            finally:
+                if ticker is not None:
+                    ticker.close()
+            rollouts = self._gather(asked, shards, summaries, spec, time.monotonic() - begun)
+            facts |= {
+                "prompts": rollouts.shape[0],
+                "samples": rollouts.lengths.size,
+                "tokens": int(rollouts.lengths.sum()),
+                "tokens_per_second": rollouts.tokens_per_second,
+                "truncated": float(rollouts.truncated.mean()),
+                "policy_version": rollouts.policy_version,
+            }
+        return rollouts
+
+    def _gather(self, asked: list[Prompt], shards: list[Any], replies: list[dict[str, Any]], spec: SampleSpec, seconds: float) -> Rollouts:
+        for info, reply in zip(self._info, replies, strict=False):
+            info["version"] = reply["version"]
+        versions = {r["version"] for r in replies}
+        if len(versions) > 1:
+            raise SyncError(f"The engines hold different policy versions {sorted(versions)}: run sampler.sync(learner).")
+        dropped = tuple(d for r in replies for d in r["dropped"])
+        room = min(i["max_model_len"] for i in self._info)
+        if len(dropped) == len(asked):
+            raise RolloutError(
+                f"None of the {len(asked)} prompts leaves room for a response: the shortest has {min(n for _, n in dropped)} tokens, "
+                f"and prompt and response together may have {room}. Raise EngineSpec.max_model_len or shorten the prompts."
+            )
+        if dropped:
+            shown = ", ".join(f"{name} ({n} tokens)" for name, n in dropped[:3])
+            warnings.warn(
+                f"{len(dropped)} of {len(asked)} prompts were dropped: they leave no room for a response in {room} tokens: {shown}"
+                f"{' ...' if len(dropped) > 3 else ''}.",
+                stacklevel=3,
+            )
+        full = [(s, r) for s, r in zip(shards, replies, strict=True) if len(r["prompt_lengths"])]
+        out = {name for name, _ in dropped}
+        return Rollouts(
+            id=uuid.uuid4().hex[:12],
+            shards=tuple(s for s, _ in full),
+            prompt_ids=tuple(p.id for p in asked if p.id not in out),
+            shard_sizes=tuple(len(r["prompt_lengths"]) for _, r in full),
+            prompt_lengths=np.concatenate([r["prompt_lengths"] for _, r in full]),
+            lengths=np.concatenate([r["lengths"] for _, r in full]),
+            truncated=np.concatenate([r["truncated"] for _, r in full]),
+            policy_version=versions.pop(),
+            sampling=spec,
+            engine=self._spec.engine,
+            seconds=seconds,
+            dropped=dropped,
+            run=self._owner.name,
+            step=self._owner.step,
+        )
+
+    # --- sync ------------------------------------------------------------------------------------------------------------------
+
+    def sync(self, learner: Any) -> SyncStats:
+        """Give the learner's weights to every engine and prove that they arrived.
+
+        Engines drop their cached prompts, then read back what they compute with and compare it with the learner's checksums. Until that is
+        done an engine has no version and `generate` refuses. Running it again sends the weights again.
+
+        Raises:
+            SyncError: an engine does not hold the learner's weights; names the engine and the tensors.
+            DeadlineError: not done within ``EngineSpec.sync_timeout_s``; names what it waited for.
+            ActorDiedError: an engine or the learner died.
+        """
+        with self._owner.phase("sync") as facts:
+            begun = time.monotonic()
+            manifest: WeightManifest = learner.publish_weights(dtype=self._info[0]["dtype"])
+            published = time.monotonic()
+            for info in self._info:
+                info["version"] = None
+            replies = self._wait(
+                [h.load_weights.remote(manifest) for h in self._handles],
+                what=f"{len(self._handles)} engine(s) to take policy version {manifest.version} "
+                f"({manifest.bytes / 2**20:.0f} MiB) from the object store",
+                timeout_s=self._spec.sync_timeout_s,
+                setting="EngineSpec.sync_timeout_s",
+            )
+            for info, reply in zip(self._info, replies, strict=True):
+                info["version"] = reply["version"]
+            parts = {"publish": published - begun} | {k: max(r[k] for r in replies) for k in ("load", "verify")}
+            stats = SyncStats(
+                version=manifest.version,
+                seconds=time.monotonic() - begun,
+                bytes=manifest.bytes,
+                engines=len(replies),
+                transport="object_store",
+                checksum_ok=True,
+                checked=min(r["checked"] for r in replies),
+                parts=parts,
+            )
+            facts |= {"policy_version": stats.version, "bytes": stats.bytes, "engines": stats.engines}
+            facts |= {f"{k}_seconds": v for k, v in parts.items()}
+        return stats
+
+    def close(self) -> None:
+        """End the engines. Rollouts that they made are lost with them; running it again changes nothing."""
+        actors.end(self._handles)
+        self._handles, self._info = [], []
+
+    def __repr__(self) -> str:
+        if not self._info:
+            return "Sampler(closed)"
+        first = self._info[0]
+        version = "no complete weights" if self.version is None else f"policy version {self.version}"
+        return (
+            f"Sampler({len(self._info)} x {first['engine']} on {first['device']}, {first['name']}, {first['dtype']}, "
+            f"context {first['max_model_len']}, {version})"
+        )
+
+    def _wait(self, refs: list[Any], *, call: str | None = None, on_tick: Any = None, **named: Any) -> list[Any]:
+        def abort() -> None:
+            if call is not None:
+                for handle in self._handles:
+                    handle.abort.remote(call)
+
+        if not refs:
+            raise RolloutError(f"This sampler was closed. {AGAIN}")
+        try:
+            return actors.wait(refs, on_tick=on_tick, on_interrupt=abort, **named)
+        except DeadlineError:
+            abort()
+            raise
+        except ActorDiedError as error:
+            abort()
+            dead = [f"engine-{i['index']}" for i, h in zip(self._info, self._handles, strict=True) if pool.info_of(h, "an engine") is None]
+            raise ActorDiedError(f"{', '.join(dead) or 'An engine'} died while waiting for {named['what']}. {AGAIN} ({error})") from error
+        except (RolloutError, SyncError):
+            abort()
+            raise
+
+
+def as_prompts(prompts: Any) -> list[Prompt]:
+    """A list of `Prompt` from prompts, strings or a task set.
+
+    Raises:
+        RolloutError: nothing in it.
+        ConfigError: something that is neither a prompt nor a string.
+    """
+    if isinstance(prompts, str | Prompt):
+        prompts = [prompts]
+    out: list[Prompt] = []
+    for i in range(len(prompts)):
+        item = prompts[i]
+        if isinstance(item, str):
+            item = Prompt(id=f"text-{i}", messages=({"role": "user", "content": item},))
+        if not isinstance(item, Prompt):
+            raise ConfigError(f"Prompts are rlkit Prompt values, strings or a task set; number {i} is {type(item).__name__}.")
+        out.append(item)
+    if not out:
+        raise RolloutError("There are no prompts to generate from.")
+    return out
+
+
+def split(count: int, parts: int) -> list[int]:
+    """Sizes of at most ``parts`` contiguous, balanced, non-empty shares of ``count``."""
+    parts = min(count, parts)
+    return [count // parts + (i < count % parts) for i in range(parts)] if parts else []
+
+
+def prompt_seeds(call_seed: int, count: int) -> list[int]:
+    """A 31-bit seed a prompt, from the call's seed and the prompt's place in the call only."""
+    words = np.random.SeedSequence(call_seed % 2**64).generate_state(count, np.uint32)
+    return [int(w >> 1) for w in words]
