@@ -33,7 +33,7 @@ class Spec:
         known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
         for key in merged:
             if key not in known:
-                raise ConfigError(f"{cls.__name__} has no setting {key!r}{nearest(key, known)}. Known: {', '.join(known)}.")
+                raise ConfigError(f"{cls.__name__} has no setting {key!r}{nearest(key, known) or '.'} Known: {', '.join(known)}.")
         return cls(**merged)
 
     def but(self, **changes: Any) -> Self:

@@ -90,5 +90,5 @@ def check_parameters(notebook: Mapping[str, Any], given: Mapping[str, Any], path
     for name in given:
         if name not in known:
             has = f"It has: {', '.join(known)}." if known else "It has none: no cell with assignments is tagged 'parameters'."
-            raise ConfigError(f"{path} has no parameter {name!r}{nearest(name, known)}. {has}")
+            raise ConfigError(f"{path} has no parameter {name!r}{nearest(name, known) or '.'} {has}")
     return {name: convert(name, value, known[name]) for name, value in given.items()}
