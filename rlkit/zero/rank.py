@@ -1,0 +1,146 @@
+"""The actor that is one ZeRO rank. Only the controller calls it, all ranks at once."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlkit.config import TrainSpec
+from rlkit.errors import CheckpointError
+from rlkit.weights import WeightManifest, publish
+from rlkit.zero.work import Job
+
+
+class Rank:
+    """One process of the learner, with one DeepSpeed engine."""
+
+    def __init__(self, rank: int, path: str, spec: TrainSpec) -> None:
+        import torch
+
+        self.rank, self.path, self.spec = rank, path, spec
+        self._stopped: str | None = None
+        self._call: str | None = None
+        self._manifest: WeightManifest | None = None  # keeps the published buckets alive
+        if spec.gpus_per_rank == 0:
+            torch.set_num_threads(threads(spec))
+
+    @ray.method(concurrency_group="control")
+    def stop(self, call: str) -> None:
+        """Ask the call with this id to stop before its first optimizer step."""
+        self._stopped = call
+
+    def where(self) -> tuple[str, str, int]:
+        """(node id, this node's IP address, a port that is free on it)."""
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), int(free.getsockname()[1])
+
+    def connect(self, address: tuple[str, int] | str) -> dict[str, Any]:
+        """Join the process group and load the model. Returns facts about the trained parameters."""
+        from rlkit.zero import engine, peers, train
+
+        spec = self.spec
+        engine.join(self.rank, spec.ranks, address, spec.gpus_per_rank > 0, max(60.0, spec.update_timeout_s))
+        self.engine = engine.Engine(self.path, spec)
+        self.peers = peers.Peers()
+        self.trainer = train.Trainer(self.engine, self.peers)
+        numel = [getattr(p, "ds_numel", p.numel()) for p in self.engine.model.parameters()]
+        trained = [getattr(p, "ds_numel", p.numel()) for _, p in self.engine.trainable()]
+        return {"parameters": int(sum(numel)), "trained": int(sum(trained))}
+
+    # ---- training
+
+    def update(self, call: str, job: Job) -> dict[str, Any]:
+        return self.trainer.update(job, lambda: self._stopped == call)
+
+    def forward_backward(self, call: str, job: Job) -> dict[str, Any]:
+        return self.trainer.forward_backward(job, lambda: self._stopped == call)
+
+    def optim_step(self) -> dict[str, Any]:
+        return self.trainer.step()
+
+    def discard(self) -> None:
+        self.engine.discard()
+
+    def steps(self) -> int:
+        """Optimizer steps applied since the run began."""
+        return self.trainer.steps
+
+    def logprobs(self, job: Job, owned: list[int]) -> dict[int, Any]:
+        """shard -> reference to its (N,) float32 log-probs, in this rank's care."""
+        return {s: ray.put(values) for s, values in self.trainer.logprobs(job, owned).items()}
+
+    # ---- weights
+
+    def publish(self, version: int, dtype: str) -> WeightManifest | None:
+        """Rank 0 puts the weights into the object store and returns the manifest; the others take part in the gathering."""
+        from rlkit.zero.export import hf_items
+        from rlkit.zero.peers import Guard
+
+        items = hf_items(self.engine)
+        guard = Guard("Publishing the weights")
+        manifest = None
+        if self.rank == 0:
+            with guard:
+                manifest = publish(items, version=version, dtype=dtype)
+        for _ in items:  # what is left after an error, and all of it on the other ranks
+            pass
+        self.peers.agree(guard)
+        self._manifest = manifest
+        return manifest
+
+    def save_hf(self, target: str) -> None:
+        """Write a directory that transformers loads; it appears whole or not at all."""
+        from rlkit.zero import checkpoint, export
+        from rlkit.zero.peers import Guard
+
+        guard = Guard(f"Writing {target}", CheckpointError)
+        items = export.hf_items(self.engine)
+        if self.rank == 0:
+            with guard, checkpoint.replacing(Path(target)) as folder:
+                tensors = {name: t.cpu().clone() for name, t in items}
+                export.write_hf(self.engine, Path(self.path), folder, tensors)
+        for _ in items:
+            pass
+        self.peers.agree(guard)
+
+    # ---- checkpoints
+
+    def save(self, target: str, facts: dict[str, Any]) -> None:
+        from rlkit.zero import checkpoint
+
+        checkpoint.save(self.engine, self.peers, Path(target), facts | {"steps": self.trainer.steps})
+
+    def load(self, source: str) -> dict[str, Any]:
+        """Returns the facts that were saved."""
+        from rlkit.zero import checkpoint
+
+        facts = checkpoint.load(self.engine, self.peers, Path(source))
+        self.trainer.steps = int(facts["steps"])
+        return facts
+
+    def parameters(self) -> dict[str, Any] | None:
+        """Name -> whole fp32 trained parameter as numpy, from rank 0. For tests and small models: it holds all of them."""
+        out = {name: self.engine.read(p).numpy() for name, p in self.engine.trainable()}
+        return out if self.rank == 0 else None
+
+
+def threads(spec: TrainSpec) -> int:
+    """Compute threads of one rank on CPU."""
+    return spec.threads or max(1, -int(-spec.cpus_per_rank // 1))
+
+
+def environment(spec: TrainSpec) -> dict[str, str]:
+    """Environment variables of a rank's process."""
+    n = str(threads(spec))
+    return {
+        "DS_ACCELERATOR": "cuda" if spec.gpus_per_rank > 0 else "cpu",
+        "LOCAL_RANK": "0",  # Ray shows each rank its own GPU only
+        "OMP_NUM_THREADS": n,
+        "MKL_NUM_THREADS": n,
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
