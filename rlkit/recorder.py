@@ -146,6 +146,7 @@ class Recorder:
             "begun": h.begun.get(h.committed + 1),
             "parts": h.parts,
             "events": len(self.events),
+            "opened": self.events[0]["t"],
             "holder": self.holder(),
         }
 

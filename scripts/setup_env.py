@@ -231,11 +231,11 @@ def heartbeats(stream: Iterator[str], lines: list[str], out: object) -> Iterator
             packages.add(found[1])
         if line.startswith("Installing collected packages"):
             phase = f"unpacking {line.count(',') + 1} packages"
-            yield f"{phase} ({time.monotonic() - start:.0f} s so far; this takes some minutes)"
+            yield f"{phase} ({time.monotonic() - start:.0f} s so far)"
             last = time.monotonic()
         elif time.monotonic() - last > BEAT_S:
             last = time.monotonic()
-            yield f"{phase or f'{len(packages)} packages found'} ({last - start:.0f} s so far)"
+            yield f"{phase or (f'{len(packages)} packages found' if packages else 'preparing')} ({last - start:.0f} s so far)"
 
 
 def make_venv(venv: Path) -> None:
