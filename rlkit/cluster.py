@@ -290,14 +290,7 @@ def _connect_client(spec: ClusterSpec, found: Found, runtime_env: dict[str, Any]
     if ray.is_initialized():
         raise ClusterError(f"This kernel is connected to Ray at {_connected_to()} already. Call ray.shutdown() first.")
     with _auth(found.token):
-        try:
-            context = ray.init(address, namespace=NAMESPACE, runtime_env=runtime_env)
-        except RuntimeError as error:
-            if "ersion mismatch" in str(error):
-                raise VersionMismatchError(f"The cluster at {address} runs other versions than this process. {error}") from error
-            raise ConnectError(f"The Ray Client server at {address} could not open a session: {error}") from error
-        except ConnectionError as error:
-            raise ConnectError(f"The Ray Client server at {address} could not open a session: {error}") from error
+        context = _open_session(address, runtime_env)
     complete = Found(found.target, found.token, context.ray_version, context.python_version)
     cluster = Cluster(spec, complete, None, _url(context.dashboard_url))
     try:
@@ -307,6 +300,26 @@ def _connect_client(spec: ClusterSpec, found: Found, runtime_env: dict[str, Any]
         cluster.disconnect()
         raise
     return cluster
+
+
+def _open_session(address: str, runtime_env: dict[str, Any], attempts: int = 2) -> Any:
+    """``ray.init`` through the Ray Client. Its server starts a process for each session, which now and then dies at once when the head is
+    busy (seen as "Initialization failure from server"); that is tried once more.
+    """
+    import ray
+
+    try:
+        return ray.init(address, namespace=NAMESPACE, runtime_env=runtime_env)
+    except RuntimeError as error:
+        if "ersion mismatch" in str(error):
+            raise VersionMismatchError(f"The cluster at {address} runs other versions than this process. {error}") from error
+        raise ConnectError(f"The Ray Client server at {address} could not open a session: {error}") from error
+    except ConnectionAbortedError as error:
+        if attempts > 1:
+            return _open_session(address, runtime_env, attempts - 1)
+        raise ConnectError(f"The Ray Client server at {address} could not open a session: {error}") from error
+    except ConnectionError as error:
+        raise ConnectError(f"The Ray Client server at {address} could not open a session: {error}") from error
 
 
 def _this_machine(spec: ClusterSpec) -> Node:
