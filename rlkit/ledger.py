@@ -38,6 +38,10 @@ class Ledger:
     def append(self, *events: dict[str, Any]) -> None:
         self.call("append", self.epoch, list(events))
 
+    def send(self, event: dict[str, Any]) -> None:
+        """Append an event without waiting for it; an error comes up at the next `append`, which checks the same lease."""
+        self.recorder.append.remote(self.epoch, [event])
+
     def acquire(self, takeover: bool = False) -> None:
         """Take the lease, at once when its holder's process is gone.
 

@@ -88,16 +88,14 @@ class Recorder:
             self._append(event)
         return len(self.events)
 
-    def begin(self, epoch: int, step: int, version: int | None, phases: Sequence[dict[str, Any]] = ()) -> None:
+    def begin(self, epoch: int, step: int, version: int | None) -> None:
         """Start ``step`` at learner policy version ``version``."""
         self._check(epoch)
         if step != self.history.committed + 1:
             raise RunError(f"Step {step} cannot begin: {self.history.committed + 1} steps are complete.")
-        for event in phases:
-            self._append(event)
         self._append({"kind": "begin", "step": step, "version": version})
 
-    def commit(self, epoch: int, event: dict[str, Any], phases: Sequence[dict[str, Any]] = ()) -> None:
+    def commit(self, epoch: int, event: dict[str, Any]) -> None:
         """Complete a step: from here on it is never done again."""
         self._check(epoch)
         step, done = event["step"], self.history.committed
@@ -105,8 +103,6 @@ class Recorder:
             raise RunError(f"Step {step} was logged already; the next one is {done + 1}.")
         if step != done + 1:
             raise RunError(f"Step {step} is out of order; the next one is {done + 1}.")
-        for phase in phases:
-            self._append(phase)
         self._append({"kind": "step"} | event)
 
     def rewind(self, epoch: int, step: int, why: str) -> None:

@@ -122,7 +122,9 @@ class Run(Owner):
         model, spec = self._part("learner", TrainSpec, model, self.cluster.spec.learner, settings, restart)
         alive = actors.find("learner", self.namespace) is not None and not restart
         with self._making("learner", model, spec):
-            made = self._parts["learner"] = Learner.start(model, spec, self, restart=restart)
+            if restart:
+                self._end("learner", "rank-")
+            made = self._parts["learner"] = Learner.start(model, spec, self)
         if not alive:
             self.restore()
         self._align()
@@ -231,8 +233,8 @@ class Run(Owner):
             "positions": {key: thing.state() for key, thing in self._stateful.items()},
             "recovered": recovered,
         }
-        phases, self._phases = self._phases, []
-        self.ledger.call("commit", self.ledger.epoch, event, phases)
+        self._phases = []
+        self.ledger.call("commit", self.ledger.epoch, event)
         if self.step == step:
             self.step = None
         if scored is not None:
@@ -345,10 +347,9 @@ class Run(Owner):
         with super().phase(name) as facts:
             facts["t_start"] = time.time()
             yield facts
-        self._phases.append({"kind": "phase", "phase": name, "step": self.step} | facts)
-        if self.step is None:  # by hand, outside a step: nothing later would write it
-            phases, self._phases = self._phases, []
-            self.ledger.append(*phases)
+        event = {"kind": "phase", "phase": name, "step": self.step} | facts
+        self._phases.append(event)
+        self.ledger.send(event)
 
     def register_stateful(self, key: str, thing: Stateful) -> None:
         if self._stateful.get(key) is thing:
@@ -366,9 +367,8 @@ class Run(Owner):
             saved = positions.get(key, self._start_positions.get(key))
             if saved is not None:
                 thing.load_state(saved)
-        self._phases = [p for p in self._phases if p.get("step") != step]
-        phases, self._phases = self._phases, []
-        self.ledger.call("begin", self.ledger.epoch, step, version, phases)
+        self._phases = []
+        self.ledger.call("begin", self.ledger.epoch, step, version)
         self.step = step
         self._calls = itertools.count()
 
@@ -379,13 +379,11 @@ class Run(Owner):
         if self._alive():
             self.ledger.check()
             self._flush_samples()
-            phases, self._phases = self._phases, []
-            self.ledger.append(*phases, {"kind": "close"})
+            self.ledger.append({"kind": "close"})
             self.ledger.call("flush")
         self.ledger.stop()
         self._closed = True
-        found = [n for n in actors.names(self.namespace) if n != "recorder"] + ["recorder"]
-        actors.end([h for h in (actors.find(n, self.namespace) for n in found) if h is not None])
+        self._end("")
         self._parts.clear()
         self.step = None
         _open.pop(self.name, None)
@@ -396,6 +394,11 @@ class Run(Owner):
 
     def _alive(self) -> bool:
         return actors.find("recorder", self.namespace) is not None
+
+    def _end(self, *prefixes: str) -> None:
+        """End the actors whose names start so."""
+        found = [actors.find(n, self.namespace) for n in actors.names(self.namespace) if n.startswith(prefixes)]
+        actors.end([h for h in found if h is not None])
 
     def _is_on(self, cluster: Any) -> bool:
         return cluster is None or self.cluster is cluster

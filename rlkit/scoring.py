@@ -50,7 +50,7 @@ def score(rollouts: Rollouts, reward: Any, *, timeout_s: float = 30.0, deadline_
             scores = [apply.score_shard(fetch(s), steps, timeout_s) for s in rollouts.shards]
             shards, summaries = tuple(_stored(s, rollouts.shards) for s in scores), [apply.summary(s) for s in scores]
         scored = _assemble(rollouts, steps, shards, summaries, time.monotonic() - start)
-        facts |= {"samples": int(scored.rewards.size), "mean": float(scored.rewards.mean()) if scored.rewards.size else 0.0}
+        facts |= {"samples": int(scored.rewards.size), "metrics": scored.summary()}
     return scored
 
 

@@ -78,6 +78,8 @@ def recover(run: Run) -> None:
     if learner is None:
         return
     state = idle(learner, run.name)
+    if state["pending"]:
+        learner.discard()  # gradients of a step that did not come to its optim_step
     status = run.ledger.status()
     step, begun, last = status["committed"] + 1, status["begun"], status["last"]
     applied = 0 if begun is None else state["version"] - begun
@@ -89,7 +91,7 @@ def recover(run: Run) -> None:
             metrics: dict[str, float] = {}
             for phase in run.ledger.call("phases", step):
                 metrics |= phase.get("metrics", {})
-            run.commit(step, metrics | dict(update["stats"]), recovered=True)
+            run.commit(step, metrics | dict(update["stats"].metrics), recovered=True)
             run.note(f"Step {step} had been applied before it was interrupted; it is complete, its samples were not kept.")
         else:
             run.note(f"Step {step} was left with {applied} of {expected} updates; going back to the last checkpoint.")

@@ -58,6 +58,7 @@ class Controller:
             "updates_in_tag": self._in_tag[1],
             "tag": self._in_tag[0],
             "broken": self._broken,
+            "pending": self._pending,
         }
 
     @ray.method(concurrency_group="control")
