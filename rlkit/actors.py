@@ -6,10 +6,12 @@ it by name. No wait here is without a limit: `wait` raises `DeadlineError` with 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlkit import errors
 from rlkit.errors import ActorDiedError, DeadlineError, RlkitError, RunError
 
 PREFIX = "rlkit-"
@@ -174,7 +176,7 @@ def wait(
 
 
 def get(ref: Any, what: str) -> Any:
-    """``ray.get`` with rlkit's errors: an error of ours keeps its type, a dead process becomes `ActorDiedError`."""
+    """``ray.get`` with rlkit's errors: ours keep their type, also those of a constructor; a dead process becomes `ActorDiedError`."""
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 
@@ -186,7 +188,25 @@ def get(ref: Any, what: str) -> Any:
             raise cause from None
         raise
     except RayActorError as error:
-        raise ActorDiedError(f"A process died during {what}: {str(error).strip().splitlines()[0]}") from error
+        if error.actor_init_failed:
+            raise _from_constructor(str(error), what) from error
+        raise ActorDiedError(f"A process died during {what}: {_why_it_died(str(error))}") from error
+
+
+def _from_constructor(text: str, what: str) -> RlkitError:
+    """The error behind an actor whose constructor failed. Ray keeps it only as text: a traceback that ends with type and message."""
+    ours = list(re.finditer(r"^rlkit\.errors\.(\w+): ", text, re.M))
+    if ours and isinstance(kind := getattr(errors, ours[-1][1], None), type) and issubclass(kind, RlkitError):
+        return kind(text[ours[-1].end() :].strip())
+    return ActorDiedError(f"A process could not start for {what}: {text.strip().splitlines()[-1]}")
+
+
+def _why_it_died(text: str) -> str:
+    """Ray's report in a line: the actor's name and pid, and the cause."""
+    facts = dict(re.findall(r"^\t(name|pid|ip): (.+)$", text, re.M))
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip() and not line.startswith("\t")]
+    who = f"{facts.get('name', 'an actor')} ({', '.join(f'{k} {v}' for k, v in facts.items() if k != 'name')}): " if facts else ""
+    return who + " ".join(lines[1:] or lines)[:600]
 
 
 def _raise_early(ref: Any, what: str) -> None:
