@@ -35,7 +35,7 @@ class Prompt:
     id: str
     messages: tuple[Mapping[str, str], ...]
     answer: str | None = None
-    template: str = "chat"
+    template: str = "auto"
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     @property
