@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlkit.config import ClusterSpec
+from rlkit.config import ClusterSpec, EngineSpec, TrainSpec
 from rlkit.errors import AuthError, ConfigError, ConnectError, ResourceError, VersionMismatchError
 
 USUAL_PORTS = "6379 is usually Ray itself (host:port), 10001 the Ray Client (ray://host:port), 8265 the dashboard"
@@ -197,16 +197,29 @@ def check_resources(spec: ClusterSpec, nodes: Sequence[Node], where: str) -> Non
     """
     s, t = spec.sampler, spec.learner
     cpus, gpus, memory = (sum(getattr(n, name) for n in nodes) for name in ("cpus", "gpus", "memory"))
-    need_cpus = s.engines * s.cpus_per_engine + t.ranks * t.cpus_per_rank
-    need_gpus = s.engines * s.gpus_per_engine + t.ranks * t.gpus_per_rank
     rows = [
         (spec.min_nodes, len(nodes), "nodes", "min_nodes"),
         (spec.min_cpus, cpus, "CPUs", "min_cpus"),
         (spec.min_gpus, gpus, "GPUs", "min_gpus"),
         (spec.min_memory_gib, memory / 2**30, "GiB of memory", "min_memory_gib"),
-        (need_cpus, cpus, "CPUs", f"{s.engines} engines x {s.cpus_per_engine:g} + {t.ranks} ranks x {t.cpus_per_rank:g}"),
-        (need_gpus, gpus, "GPUs", f"{s.engines} engines x {s.gpus_per_engine:g} + {t.ranks} ranks x {t.gpus_per_rank:g}"),
+        (spec.num_gpus or 0 if spec.address == "local" else 0, gpus, "GPUs", "num_gpus"),
     ]
+    if (s, t) != (EngineSpec(), TrainSpec()):  # a config that says nothing about them asks for nothing
+        per_engine = max(s.gpus_per_engine, s.tensor_parallel_size if s.tensor_parallel_size > 1 else 0)
+        rows += [
+            (
+                s.engines * s.cpus_per_engine + t.ranks * t.cpus_per_rank,
+                cpus,
+                "CPUs",
+                f"{s.engines} engines x {s.cpus_per_engine:g} + {t.ranks} ranks x {t.cpus_per_rank:g}",
+            ),
+            (
+                s.engines * per_engine + t.ranks * t.gpus_per_rank,
+                gpus,
+                "GPUs",
+                f"{s.engines} engines x {per_engine:g} + {t.ranks} ranks x {t.gpus_per_rank:g}",
+            ),
+        ]
     short = [f"{asked:g} {unit} asked for ({why}), {there:.4g} there" for asked, there, unit, why in rows if asked > there + 1e-6]
     if short:
         raise ResourceError(f"The cluster {where} is too small for the config {spec.name!r}: {'; '.join(short)}.")

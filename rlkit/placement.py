@@ -1,0 +1,320 @@
+"""Who sits where and what it takes, worked out from numbers alone: no Ray, no model is loaded.
+
+`plan` seats engines, ranks and reference in the order in which they are started, on the first node and GPU with room, and predicts the
+memory of each. It refuses what cannot fit, naming the numbers and the setting to change.
+
+Bytes of model states follow ZeRO (Rajbhandari et al. 2020, section 3.1 and figure 1) for P parameters on N ranks:
+
+    ===========  ==============  ===========  ===========================
+    precision    parameters      gradients    optimizer (Adam)
+    ===========  ==============  ===========  ===========================
+    float32      4 P             4 P          8 P   (two moments)
+    bfloat16     2 P             4 P          12 P  (two moments, fp32 weights)
+    ===========  ==============  ===========  ===========================
+
+Stage 1 divides the optimizer's by N, stage 2 the gradients' too, stage 3 all three. In bfloat16 the paper has 2 P of gradients; rlkit
+accumulates them in fp32. Stage 0 in bfloat16 is autocast over fp32 parameters and costs what float32 does. With LoRA, P counts the
+adapters in gradients and optimizer, and the frozen base is a whole copy in each rank below stage 3.
+
+Activations of a micro-batch of T tokens are 34 T h L bytes in 16 bit (Korthikanti et al. 2022, equation 2, without the attention scores,
+which fused attention does not keep), twice that in fp32; with gradient checkpointing 2 T h L (one tensor a layer) plus one layer's 34 T h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rlkit.config import EngineSpec, TrainSpec
+from rlkit.engines.settings import kv_cache_bytes
+from rlkit.errors import ResourceError
+from rlkit.preflight import Node
+from rlkit.reprs import gib, html_table
+from rlkit.zero.ds_config import precision
+
+VLLM_GPU_SHARE = 0.9  # of a GPU's memory, when gpu_memory_utilization is None
+EPS = 1e-6
+
+
+class Size(Protocol):
+    """What `rlkit.models.size` reads from a model's files; only read here."""
+
+    @property
+    def params(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def tied(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes on one rank."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.parameters + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True)
+class Role:
+    """One actor and its seat. ``device`` and ``host`` are bytes by part; on CPU everything is in ``host``."""
+
+    name: str
+    cpus: float
+    gpus: float
+    host: Mapping[str, float]
+    device: Mapping[str, float] = field(default_factory=dict)
+    node: int = -1
+    gpu_ids: tuple[int, ...] = ()
+
+    @property
+    def parts(self) -> dict[str, float]:
+        return {k: self.device.get(k, 0.0) + self.host.get(k, 0.0) for k in {**self.device, **self.host}}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Seats of every role. Its repr is a table; ``colocated`` says whether an engine shares a GPU (or, on CPU, a node) with a rank."""
+
+    nodes: tuple[Node, ...]
+    roles: tuple[Role, ...]
+    zero_stage: int
+    gpu_memory: float | None  # bytes a GPU
+
+    @property
+    def colocated(self) -> bool:
+        def seats(prefix: str) -> set[tuple[int, int]]:
+            return {(r.node, g) for r in self.roles if r.name.startswith(prefix) for g in (r.gpu_ids or (-1,))}
+
+        return bool(seats("engine-") & seats("rank-"))
+
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        out = []
+        for role in self.roles:
+            node = self.nodes[role.node]
+            seat = f"{node.host or node.ip}" + (f" GPU {', '.join(map(str, role.gpu_ids))}" if role.gpu_ids else "")
+            parts = ", ".join(f"{name} {_size(n)}" for name, n in role.parts.items() if n > 0)
+            out.append((role.name, seat, f"{role.cpus:g}", f"{role.gpus:g}", f"{_size(sum(role.parts.values()))}: {parts}"))
+        return out
+
+    def __repr__(self) -> str:
+        header = ("role", "seat", "CPUs", "GPUs", "predicted memory")
+        rows = [header, *self.rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([f"ZeRO-{self.zero_stage}, engines and ranks {'share seats' if self.colocated else 'apart'}", *lines])
+
+    def _repr_html_(self) -> str:
+        caption = f"ZeRO-{self.zero_stage}, engines and ranks {'share seats' if self.colocated else 'apart'}"
+        return html_table(["role", "seat", "CPUs", "GPUs", "predicted memory"], self.rows(), caption)
+
+
+def model_states(params: float, spec: TrainSpec, trainable: float | None = None) -> States:
+    """Bytes of parameters, gradients and optimizer states on one rank; see the table above."""
+    low = precision(spec) == "bfloat16" and spec.zero_stage > 0
+    p, g, o = (2.0, 4.0, 12.0) if low else (4.0, 4.0, 8.0)
+    trained, n, stage = params if trainable is None else trainable, spec.ranks, spec.zero_stage
+    return States(
+        parameters=p * params / (n if stage >= 3 else 1),
+        gradients=g * trained / (n if stage >= 2 else 1),
+        optimizer=o * trained / (n if stage >= 1 else 1),
+    )
+
+
+def lora_params(size: Size, spec: TrainSpec) -> int:
+    """Parameters of the LoRA adapters (Hu et al. 2021: r (in + out) for each adapted matrix) of a gated-MLP decoder.
+
+    The MLP's width is not among the model's numbers; it is taken from what the parameters of a layer leave over.
+    """
+    h, kv = size.hidden, size.kv_heads * size.head_dim
+    layer = (size.params - size.vocab * h * (1 if size.tied else 2)) / size.layers
+    width = max(0.0, (layer - 2 * h * h - 2 * h * kv) / (3 * h))
+    shapes: dict[str, tuple[float, float]] = {"q_proj": (h, h), "k_proj": (h, kv), "v_proj": (h, kv), "o_proj": (h, h)}
+    shapes |= {"gate_proj": (h, width), "up_proj": (h, width), "down_proj": (width, h)}
+    return round(size.layers * spec.lora_rank * sum(sum(shapes[t]) for t in spec.lora_targets if t in shapes))
+
+
+def activation_bytes(size: Size, spec: TrainSpec) -> float:
+    """Bytes that one micro-batch's forward pass keeps for the backward pass, and its logits; an estimate."""
+    width = 1 if precision(spec) == "bfloat16" else 2
+    tokens, h = spec.micro_batch_tokens, size.hidden
+    full = 34.0 * tokens * h * width
+    kept = 2.0 * tokens * h * size.layers * width + full if spec.gradient_checkpointing else full * size.layers
+    return kept + 2 * 4.0 * min(spec.logits_chunk, tokens) * size.vocab  # logits and their gradient, fp32
+
+
+def plan(
+    nodes: Sequence[Node],
+    size: Size,
+    sampler: EngineSpec,
+    learner: TrainSpec,
+    *,
+    references: int = 0,
+    cpus_per_reference: float = 1.0,
+    gpus_per_reference: float = 0.0,
+    gpu_memory_gib: float | None = None,
+) -> Placement:
+    """Seat ``sampler``, ``learner`` and ``references`` frozen models on ``nodes``.
+
+    Args:
+        nodes: of a `Cluster`, or made up.
+        size: of the model, as `rlkit.models.size` gives it.
+        gpu_memory_gib: memory of one GPU; None leaves memory on GPUs unchecked (Ray does not know it).
+
+    Raises:
+        ResourceError: something has no seat or does not fit; names the numbers and the settings.
+    """
+    gpu_memory = None if gpu_memory_gib is None else gpu_memory_gib * 2**30
+    wanted = [_engine(i, size, sampler, gpu_memory) for i in range(sampler.engines)]
+    wanted += [_rank(i, size, learner) for i in range(learner.ranks)]
+    wanted += [_reference(i, size, cpus_per_reference, gpus_per_reference) for i in range(references)]
+    roles = _seat(list(nodes), wanted)
+    made = Placement(tuple(nodes), tuple(roles), learner.zero_stage, gpu_memory)
+    _check_gpus(made, sampler, learner)
+    _check_hosts(made, sampler, learner)
+    return made
+
+
+def gpus_of_engine(spec: EngineSpec) -> float:
+    """GPUs that one engine asks Ray for: at least one for each tensor-parallel part."""
+    return max(spec.gpus_per_engine, float(spec.tensor_parallel_size)) if spec.tensor_parallel_size > 1 else spec.gpus_per_engine
+
+
+def _engine(index: int, size: Size, spec: EngineSpec, gpu_memory: float | None) -> Role:
+    gpus = gpus_of_engine(spec)
+    on_gpu = gpus > 0
+    width = 4 if spec.dtype == "float32" or (spec.dtype == "auto" and not on_gpu) else 2
+    weights = float(width * size.params)
+    if not on_gpu:
+        token = 2 * size.layers * size.kv_heads * size.head_dim * width
+        context = spec.max_model_len or 2048
+        cache = float(kv_cache_bytes(spec, token, context)) if spec.engine == "vllm" else 0.0
+        return Role(f"engine-{index}", spec.cpus_per_engine, 0.0, {"weights": weights, "KV cache": cache})
+    parts = {"weights": weights}
+    if spec.kv_cache_gib is not None:
+        parts["KV cache"] = spec.kv_cache_gib * 2**30 * spec.tensor_parallel_size
+    elif gpu_memory is not None and spec.engine == "vllm":
+        share = spec.gpu_memory_utilization or VLLM_GPU_SHARE
+        parts["KV cache"] = max(0.0, share * gpu_memory * spec.tensor_parallel_size - weights)  # vLLM takes all of its share
+    return Role(f"engine-{index}", spec.cpus_per_engine, gpus, {}, parts)
+
+
+def _rank(index: int, size: Size, spec: TrainSpec) -> Role:
+    states = model_states(size.params, spec, lora_params(size, spec) if spec.lora_rank else None)
+    parts = {
+        "parameters": states.parameters,
+        "gradients": states.gradients,
+        "optimizer": states.optimizer,
+        "activations": activation_bytes(size, spec),
+    }
+    if spec.gpus_per_rank == 0:
+        return Role(f"rank-{index}", spec.cpus_per_rank, 0.0, parts)
+    moved = [n for n, yes in (("parameters", spec.offload_param), ("optimizer", spec.offload_optimizer and spec.zero_stage > 0)) if yes]
+    host, device = {k: v for k, v in parts.items() if k in moved}, {k: v for k, v in parts.items() if k not in moved}
+    return Role(f"rank-{index}", spec.cpus_per_rank, spec.gpus_per_rank, host, device)
+
+
+def _reference(index: int, size: Size, cpus: float, gpus: float) -> Role:
+    weights = {"weights": float((2 if gpus > 0 else 4) * size.params)}
+    return Role(f"reference-{index}", cpus, gpus, {} if gpus > 0 else weights, weights if gpus > 0 else {})
+
+
+def _seat(nodes: list[Node], wanted: list[Role]) -> list[Role]:
+    cpus = [n.cpus for n in nodes]
+    gpus = [[1.0] * int(n.gpus) for n in nodes]
+    out: list[Role] = []
+    for role in wanted:
+        for at in range(len(nodes)):
+            ids = _pick(gpus[at], role.gpus)
+            if ids is not None and cpus[at] >= role.cpus - EPS:
+                break
+        else:
+            left = "; ".join(f"{n.host or n.ip} {c:g} CPUs, {sum(g):g} GPUs" for n, c, g in zip(nodes, cpus, gpus, strict=True))
+            kind = role.name.split("-")[0]
+            unit = "gpus" if role.gpus else "cpus"
+            fixes = {"engine": f"sampler.engines or sampler.{unit}_per_engine", "rank": f"learner.ranks or learner.{unit}_per_rank"}
+            raise ResourceError(
+                f"No seat for {role.name}, which asks for {role.cpus:g} CPUs and {role.gpus:g} GPUs on one node. Left after {len(out)} of "
+                f"{len(wanted)} roles: {left or 'no nodes'}. Lower {fixes.get(kind, f'references or {unit}_per_reference')}, or use a "
+                "larger cluster."
+            )
+        cpus[at] -= role.cpus
+        for gpu in ids:
+            gpus[at][gpu] -= role.gpus if role.gpus < 1 else 1.0
+        out.append(Role(role.name, role.cpus, role.gpus, role.host, role.device, at, ids))
+    return out
+
+
+def _pick(free: list[float], gpus: float) -> tuple[int, ...] | None:
+    """The GPUs of a node for one role: a fraction shares one, whole ones are its own. None when they are not there."""
+    if gpus == 0:
+        return ()
+    if gpus < 1:
+        fit = [i for i, f in enumerate(free) if f >= gpus - EPS]
+        return (fit[0],) if fit else None
+    whole = [i for i, f in enumerate(free) if f >= 1 - EPS]
+    return tuple(whole[: round(gpus)]) if len(whole) >= gpus - EPS else None
+
+
+def _check_gpus(made: Placement, sampler: EngineSpec, learner: TrainSpec) -> None:
+    if made.gpu_memory is None:
+        return
+    for at, node in enumerate(made.nodes):
+        for gpu in range(int(node.gpus)):
+            here = {r.name: sum(r.device.values()) / len(r.gpu_ids) for r in made.roles if r.node == at and gpu in r.gpu_ids}
+            if sum(here.values()) > made.gpu_memory * (1 + EPS):
+                shares = ", ".join(f"{name} {_size(n)}" for name, n in here.items())
+                raise ResourceError(
+                    f"GPU {gpu} of {node.host or node.ip} has {_size(made.gpu_memory)} and would hold {_size(sum(here.values()))} "
+                    f"({shares}). {_advice(here, sampler, learner, on_gpu=True)}"
+                )
+
+
+def _check_hosts(made: Placement, sampler: EngineSpec, learner: TrainSpec) -> None:
+    for at, node in enumerate(made.nodes):
+        here = {r.name: sum(r.host.values()) for r in made.roles if r.node == at and r.host}
+        if node.memory and sum(here.values()) > node.memory:
+            shares = ", ".join(f"{name} {_size(n)}" for name, n in here.items())
+            raise ResourceError(
+                f"{node.host or node.ip} has {_size(node.memory)} of memory and would hold {_size(sum(here.values()))} ({shares}). "
+                f"{_advice(here, sampler, learner, on_gpu=False)}"
+            )
+
+
+def _advice(here: Mapping[str, float], sampler: EngineSpec, learner: TrainSpec, *, on_gpu: bool) -> str:
+    kinds = {name.split("-")[0] for name in here}
+    ways = []
+    if "rank" in kinds:
+        if learner.zero_stage < 3 and learner.ranks > 1:
+            ways.append("raise learner.zero_stage to 3")
+        ways.append("raise learner.ranks over more GPUs or nodes")
+        if on_gpu and learner.zero_stage > 0 and not learner.offload_optimizer:
+            ways.append("set learner.offload_optimizer")
+        if not learner.gradient_checkpointing:
+            ways.append("set learner.gradient_checkpointing")
+        ways.append("lower learner.micro_batch_tokens")
+    if "engine" in kinds:
+        ways.append("lower sampler.gpu_memory_utilization" if on_gpu and sampler.kv_cache_gib is None else "lower sampler.kv_cache_gib")
+        if on_gpu and sampler.tensor_parallel_size == 1:
+            ways.append("raise sampler.tensor_parallel_size")
+    if "reference" in kinds:
+        ways.append("give the reference its own GPU or node")
+    return "Any of these helps: " + "; ".join(ways) + "."
+
+
+def _size(n_bytes: float) -> str:
+    return gib(n_bytes) if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"

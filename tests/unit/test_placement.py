@@ -1,0 +1,163 @@
+"""Placement against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from rlkit.config import EngineSpec, TrainSpec
+from rlkit.errors import ResourceError
+from rlkit.placement import activation_bytes, lora_params, model_states, plan
+from rlkit.preflight import Node
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Size:
+    params: int
+    layers: int
+    hidden: int
+    vocab: int
+    kv_heads: int
+    head_dim: int
+    tied: bool
+
+
+# One thousand million parameters keep the hand's arithmetic short.
+BILLION = Size(10**9, 10, 1000, 10_000, 2, 100, True)
+CPU = Node("10.0.0.1", "cpu", cpus=4, memory=64 * GIB)
+
+
+def gpu_node(n: int, name: str = "gpu") -> Node:
+    return Node("10.0.0.2", name, cpus=32, gpus=n, memory=512 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("stage", "ranks", "parameters", "gradients", "optimizer"),
+    [
+        (0, 4, 4e9, 4e9, 8e9),
+        (1, 4, 4e9, 4e9, 2e9),
+        (2, 4, 4e9, 1e9, 2e9),
+        (3, 4, 1e9, 1e9, 2e9),
+        (3, 1, 4e9, 4e9, 8e9),
+    ],
+)
+def test_fp32_states_of_each_stage(stage, ranks, parameters, gradients, optimizer):
+    states = model_states(1e9, TrainSpec(zero_stage=stage, ranks=ranks))
+    assert (states.parameters, states.gradients, states.optimizer) == (parameters, gradients, optimizer)
+    assert states.total == parameters + gradients + optimizer
+
+
+@pytest.mark.parametrize(
+    ("stage", "total"),
+    [
+        (0, 16e9),  # autocast over fp32 parameters
+        (1, 2e9 + 4e9 + 1.5e9),
+        (2, 2e9 + 0.5e9 + 1.5e9),
+        (3, 18e9 / 8),
+    ],
+)
+def test_bf16_states_on_eight_ranks(stage, total):
+    assert model_states(1e9, TrainSpec(zero_stage=stage, ranks=8, gpus_per_rank=1)).total == total
+
+
+def test_lora_trains_adapters_only():
+    # One layer, hidden 8, two kv heads of 2: q 8x8, k 8x4, v 8x4, o 8x8 = 192; gate, up, down 8x16 = 384; embedding 10x8 = 80.
+    size = Size(params=80 + 192 + 384, layers=1, hidden=8, vocab=10, kv_heads=2, head_dim=2, tied=True)
+    spec = TrainSpec(lora_rank=2)
+    # r (in + out): q 16, k 12, v 12, o 16, gate 24, up 24, down 24 = 128, times 2
+    assert lora_params(size, spec) == 256
+    states = model_states(size.params, spec, lora_params(size, spec))
+    assert (states.parameters, states.gradients, states.optimizer) == (4 * 656, 4 * 256, 8 * 256)
+
+
+def test_activations():
+    spec = TrainSpec(micro_batch_tokens=1000, logits_chunk=100, gpus_per_rank=1)
+    logits = 2 * 4 * 100 * 10_000
+    assert activation_bytes(BILLION, spec) == 34 * 1000 * 1000 * 10 + logits
+    assert activation_bytes(BILLION, spec.but(gradient_checkpointing=True)) == 2 * 1000 * 1000 * 10 + 34 * 1000 * 1000 + logits
+    assert activation_bytes(BILLION, spec.but(dtype="float32")) == 2 * 34 * 1000 * 1000 * 10 + logits
+
+
+def test_everything_on_one_cpu_node():
+    made = plan(
+        [CPU],
+        BILLION,
+        EngineSpec(kv_cache_gib=2),
+        TrainSpec(ranks=2, zero_stage=2, cpus_per_rank=0.5, micro_batch_tokens=1),
+        references=1,
+    )
+    assert [r.name for r in made.roles] == ["engine-0", "rank-0", "rank-1", "reference-0"]
+    engine, rank, _, reference = made.roles
+    assert engine.host == {"weights": 4e9, "KV cache": 2 * GIB}
+    assert (rank.host["parameters"], rank.host["gradients"], rank.host["optimizer"]) == (4e9, 2e9, 4e9)
+    assert reference.host == {"weights": 4e9}
+    assert made.colocated
+
+
+def test_whole_gpus_are_apart_and_fractions_share():
+    apart = plan([gpu_node(4)], BILLION, EngineSpec(engines=2, gpus_per_engine=1), TrainSpec(ranks=2, gpus_per_rank=1), gpu_memory_gib=80)
+    assert [(r.name, r.gpu_ids) for r in apart.roles] == [("engine-0", (0,)), ("engine-1", (1,)), ("rank-0", (2,)), ("rank-1", (3,))]
+    assert not apart.colocated
+    assert apart.roles[0].device == {"weights": 2e9, "KV cache": 0.9 * 80 * GIB - 2e9}
+    engine = EngineSpec(engines=2, gpus_per_engine=0.6, gpu_memory_utilization=0.4)
+    shared = plan([gpu_node(2)], BILLION, engine, TrainSpec(ranks=2, gpus_per_rank=0.4), gpu_memory_gib=80)
+    assert [r.gpu_ids for r in shared.roles] == [(0,), (1,), (0,), (1,)]
+    assert shared.colocated
+
+
+def test_tensor_parallel_engine_takes_whole_gpus_of_one_node():
+    made = plan([gpu_node(1, "one"), gpu_node(4, "four")], BILLION, EngineSpec(tensor_parallel_size=2), TrainSpec(gpus_per_rank=1))
+    engine, rank = made.roles
+    assert (engine.node, engine.gpus, engine.gpu_ids) == (1, 2.0, (0, 1))
+    assert (rank.node, rank.gpu_ids) == (0, (0,))
+
+
+def test_offload_moves_the_optimizer_to_the_host():
+    spec = TrainSpec(gpus_per_rank=1, zero_stage=2, offload_optimizer=True, gradient_checkpointing=True)
+    rank = plan([gpu_node(2)], BILLION, EngineSpec(gpus_per_engine=1), spec).roles[1]
+    assert rank.host == {"optimizer": 12e9}
+    assert rank.device["parameters"] == 2e9
+
+
+def test_refuses_a_gpu_that_would_overflow_and_says_what_to_change():
+    # 16 GB of states and more on a GPU of 8 GiB
+    with pytest.raises(ResourceError, match=r"GPU 1 of gpu has 8\.0 GiB and would hold .*rank-0.*zero_stage to 3.*offload_optimizer"):
+        plan(
+            [gpu_node(3)],
+            BILLION,
+            EngineSpec(gpus_per_engine=1, gpu_memory_utilization=0.5),
+            TrainSpec(ranks=2, zero_stage=1, gpus_per_rank=1),
+            gpu_memory_gib=8,
+        )
+
+
+def test_refuses_a_host_that_would_overflow():
+    small = Node("10.0.0.3", "small", cpus=4, memory=8 * GIB)
+    with pytest.raises(ResourceError, match=r"small has 8\.0 GiB of memory and would hold .*engine-0 .*rank-0 "):
+        plan([small], BILLION, EngineSpec(kv_cache_gib=1), TrainSpec(micro_batch_tokens=1))
+
+
+@pytest.mark.parametrize(
+    ("engine", "learner", "named"),
+    [
+        (EngineSpec(engines=5), TrainSpec(), "engine-4.*sampler.engines or sampler.cpus_per_engine"),
+        (EngineSpec(), TrainSpec(ranks=4), "rank-3.*learner.ranks or learner.cpus_per_rank"),
+        (EngineSpec(), TrainSpec(gpus_per_rank=1), "rank-0.*0 GPUs.*learner.gpus_per_rank"),
+    ],
+)
+def test_refuses_what_has_no_seat(engine, learner, named):
+    with pytest.raises(ResourceError, match=named):
+        plan([CPU], BILLION, engine, learner)
+
+
+def test_reprs_list_every_role_and_escape():
+    node = Node("10.0.0.1", "<b>host</b>", cpus=4, memory=64 * GIB)
+    made = plan([node], BILLION, EngineSpec(kv_cache_gib=1), TrainSpec(micro_batch_tokens=1), references=1)
+    text, page = repr(made), made._repr_html_()
+    assert all(name in text and name in page for name in ("engine-0", "rank-0", "reference-0"))
+    assert "<b>host</b>" in text
+    assert "<b>host</b>" not in page
+    assert "&lt;b&gt;host" in page
