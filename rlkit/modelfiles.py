@@ -32,7 +32,8 @@ def check_folder(path: Path) -> None:
         read_header(file)
     if not any((path / name).is_file() for name in _TOKENIZERS):
         raise ModelError(
-            f"{path} has no tokenizer ({', '.join(_TOKENIZERS[:3])} ...). Save it beside the model: tokenizer.save_pretrained({str(path)!r})."
+            f"{path} has no tokenizer ({', '.join(_TOKENIZERS[:3])} ...). Save it beside the model: "
+            f"tokenizer.save_pretrained({str(path)!r})."
         )
 
 

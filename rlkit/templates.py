@@ -3,7 +3,7 @@
     auto        the tokenizer's chat template when it has one, else plain
     chat        the tokenizer's chat template, up to where the assistant begins
     plain       the messages' text as it is
-    qwen-boxed  ChatML with the system message of Qwen2.5-Math: reason step by step, answer in ``\\boxed{}`` (simpleRL-reason's "qwen-boxed")
+    qwen-boxed  ChatML with Qwen2.5-Math's system message: reason step by step, answer in ``\\boxed{}`` (simpleRL-reason's "qwen-boxed")
     r1          a plain text dialogue that asks for ``<think>`` and ``<answer>`` tags, after DeepSeek-R1-Zero (arXiv:2501.12948, table 1)
 
 The last three need no chat template, so they also serve base models. Rendering happens on the engine, beside the tokenizer.
@@ -19,8 +19,8 @@ from rlkit.types import Prompt
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 R1 = (
-    "The following is a dialogue between a user and an assistant. The user poses a problem and the assistant solves it. The assistant first "
-    "works through the problem in its mind and then states the result. The reasoning stands between <think> and </think>, the final answer "
+    "The following is a dialogue between a user and an assistant. The user poses a problem and the assistant solves it. The assistant "
+    "first works through the problem in its mind and then states the result. The reasoning stands between <think> and </think>, the final answer "
     "between <answer> and </answer>, like this: <think> the reasoning </think> <answer> the final answer </answer>\n"
 )
 

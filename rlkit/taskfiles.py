@@ -1,0 +1,148 @@
+"""Where a task set's rows are: a set by name, a file, a folder, the Hugging Face hub. Reads rows, knows nothing of prompts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlkit.errors import DataError, nearest
+from rlkit.formats import FORMATS, Format
+
+SUFFIXES = (".jsonl", ".parquet")
+_SPLITS = ("train", "test", "validation", "dev")  # file names that say a split and not a set
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?")
+
+Rows = Iterator[tuple[dict[str, Any], str]]  # (row, where it stands)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A set that was found: its name and split, the known format of its rows, and how to read them."""
+
+    name: str
+    split: str
+    form: Format
+    rows: Callable[[], Rows]
+
+
+def find(name_or_path: str | Path, split: str, data_dir: str | Path | None) -> Source:
+    """Look for a set; see `rlkit.load_tasks` for what may be given.
+
+    Raises:
+        DataError: it is not there; the message names the nearest known name, the file or the splits that exist.
+    """
+    text = str(name_or_path)
+    path = Path(text).expanduser()
+    roots = [Path(data_dir).expanduser()] if data_dir is not None else []
+    if roots and not roots[0].is_dir():
+        raise DataError(f"data_dir {str(data_dir)!r} is no folder.")
+    roots += shipped()
+    if _NAME.fullmatch(text):
+        for folder in (root / text for root in roots):
+            if folder.is_dir():
+                return _in_folder(folder, split)
+    if path.is_file():
+        if path.suffix not in SUFFIXES:
+            raise DataError(f"{path} is neither JSONL nor Parquet: its name should end with {' or '.join(SUFFIXES)}.")
+        return _in_file(path, split)
+    if path.is_dir():
+        return _in_folder(path.resolve(), split)
+    if path.suffix in SUFFIXES:
+        raise DataError(f"There is no file {path}.")
+    if _HUB_ID.fullmatch(text) and len(path.parts) == 2:
+        return Source(text, split, FORMATS.get(_format_name(text), Format()), lambda: _hub_rows(text, split))
+    if text in FORMATS:
+        raise DataError(
+            f"The public set {text!r} is not shipped with rlkit. Put its rows at DIR/{text}/{split}.jsonl and say data_dir=DIR, or give "
+            f"the id of a copy on the Hugging Face hub."
+        )
+    known = sorted({folder.name for root in roots for folder in root.iterdir() if folder.is_dir()})
+    raise DataError(
+        f"There is no task set {text!r}{nearest(text, [*known, *FORMATS])}. Sets here: {', '.join(known)}. It may also be a .jsonl or "
+        f".parquet file, or a Hugging Face hub id such as openai/gsm8k:main."
+    )
+
+
+def shipped() -> list[Path]:
+    """The folder of the generated sets: ``eval/data`` of a checkout, ``rlkit/eval/data`` when installed from a wheel."""
+    package = Path(__file__).resolve().parent
+    return [p for p in (package / "eval" / "data", package.parent / "eval" / "data") if p.is_dir()][:1]
+
+
+def _in_folder(folder: Path, split: str) -> Source:
+    files = {p.stem: p for suffix in SUFFIXES for p in sorted(folder.glob(f"*{suffix}"))}
+    if split not in files:
+        there = f"it has {', '.join(sorted(files))}" if files else f"it holds no {' or '.join(SUFFIXES)} file"
+        raise DataError(f"The task set {folder.name!r} in {folder.parent} has no split {split!r}{nearest(split, files)}: {there}.")
+    return Source(folder.name, split, FORMATS.get(folder.name, Format()), lambda: file_rows(files[split]))
+
+
+def _in_file(path: Path, split: str) -> Source:
+    name, said = (path.resolve().parent.name, path.stem) if path.stem in _SPLITS else (path.stem, split)
+    return Source(name, said, Format(), lambda: file_rows(path))
+
+
+def file_rows(path: Path) -> Rows:
+    """The rows of a JSONL or Parquet file, one by one.
+
+    Raises:
+        DataError: a row is malformed; the message names file and line.
+    """
+    return _parquet_rows(path) if path.suffix == ".parquet" else _jsonl_rows(path)
+
+
+def _jsonl_rows(path: Path) -> Rows:
+    with path.open("rb") as f:
+        for number, line in enumerate(f, 1):
+            where = f"{path}, line {number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if not text.strip():
+                    continue
+                row = json.loads(text)
+            except ValueError as error:  # of both steps
+                raise DataError(f"{where}: not valid JSON: {error}. Every line of a JSONL file is one JSON object.") from error
+            if not isinstance(row, dict):
+                raise DataError(f"{where}: a JSON {type(row).__name__} where an object with fields should be.")
+            yield row, where
+
+
+def _parquet_rows(path: Path) -> Rows:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield row, f"{path}, row {number}"
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+
+
+def _format_name(hub_id: str) -> str:
+    return hub_id.partition("/")[2].partition(":")[0].lower().replace("-", "_")
+
+
+def _hub_rows(hub_id: str, split: str) -> Rows:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(f"Loading {hub_id!r} from the Hugging Face hub needs the package datasets: pip install datasets") from error
+    repo, _, config = hub_id.partition(":")
+    try:
+        rows = datasets.load_dataset(repo, config or None, split=split)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"{hub_id!r} is no file or folder here, and the Hugging Face hub gave no split {split!r} of it: {reason}"
+        ) from error
+    for number, row in enumerate(rows):
+        yield dict(row), f"{hub_id} {split}, row {number}"
