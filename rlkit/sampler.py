@@ -250,7 +250,7 @@ def as_prompts(prompts: Any) -> list[Prompt]:
     for i in range(len(prompts)):
         item = prompts[i]
         if isinstance(item, str):
-            item = Prompt(id=f"text-{i}", messages=({"role": "user", "content": item},))
+            item = Prompt(id=f"text-{i}", messages=({"role": "user", "content": item},), template="auto")
         if not isinstance(item, Prompt):
             raise ConfigError(f"Prompts are rlkit Prompt values, strings or a task set; number {i} is {type(item).__name__}.")
         out.append(item)

@@ -137,10 +137,21 @@ class Engine:
         begun = time.monotonic()
         self._take_weights(manifest)
         loaded = time.monotonic()
+        checked = self.verify(manifest)
+        self._version = manifest.version
+        return {"version": manifest.version, "checked": checked, "load": loaded - begun, "verify": time.monotonic() - loaded}
+
+    def verify(self, manifest: WeightManifest) -> int:
+        """Read back what the engine computes with and compare it with the manifest; returns how many tensors were compared.
+
+        Raises:
+            SyncError: names, shapes or values differ.
+        """
+        version, self._version = self._version, None
         held = self._held(manifest)
         check(held, manifest, f"engine-{self.index}")
-        self._version = manifest.version
-        return {"version": manifest.version, "checked": len(held), "load": loaded - begun, "verify": time.monotonic() - loaded}
+        self._version = version
+        return len(held)
 
     def apply(self, fn: Callable[[Any], Any]) -> Any:
         """``fn(model)`` in the engine's process, for looking inside it; with several vLLM workers, a list of what each returned."""

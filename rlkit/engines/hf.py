@@ -91,7 +91,7 @@ class HfEngine(Engine):
                 if ended[row]:
                     finish[row] = "stop"
                 elif sampling.stop and step + 1 > sampling.min_tokens:
-                    texts[row] = self._before_stop(tokens[row], sampling.stop)
+                    texts[row] = self._before_stop(tokens[row], sampling)
                     finish[row] = "stop" if texts[row] is not None else None
                 if finish[row] is None and step + 1 == room:
                     finish[row] = "length"
@@ -103,10 +103,13 @@ class HfEngine(Engine):
         scores = logprobs if sampling.logprobs else [[] for _ in range(rows)]
         return [Completion(t, s, f or "length", x) for t, s, f, x in zip(tokens, scores, finish, texts, strict=True)]
 
-    def _before_stop(self, tokens: list[int], stops: tuple[str, ...]) -> str | None:
+    def _before_stop(self, tokens: list[int], sampling: SampleSpec) -> str | None:
+        """The text before the stop string that ends first, None without one; one that ends within the first min_tokens does not count."""
         text = self._decode([tokens])[0]
-        found = [at for at in (text.find(s) for s in stops) if at >= 0]
-        return text[: min(found)] if found else None
+        fixed = len(self._decode([tokens[: sampling.min_tokens]])[0]) if sampling.min_tokens else 0
+        starts = [(text.find(s, max(0, fixed - len(s) + 1)), len(s)) for s in sampling.stop]
+        ends = [(at + size, at) for at, size in starts if at >= 0]
+        return text[: min(ends)[1]] if ends else None
 
     def _count(self) -> tuple[int, int]:
         return self._done
