@@ -140,7 +140,7 @@ def look(target: Target, token_path: str | None, timeout_s: float) -> Found:
         ConnectError: nothing listens there, or it is not Ray, or it is Ray's other port.
         AuthError: the cluster asks for a token that is missing or wrong.
     """
-    import grpc  # type: ignore[import-untyped]
+    import grpc
 
     deadline = time.monotonic() + timeout_s
     _try_port(target, timeout_s)

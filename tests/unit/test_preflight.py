@@ -15,7 +15,7 @@ import ray
 
 from rlkit.config import ClusterSpec
 from rlkit.errors import AuthError, ConfigError, ConnectError, ResourceError, VersionMismatchError
-from rlkit.preflight import Node, check_resources, check_versions, find_token, look, parse_address
+from rlkit.preflight import Node, Token, check_resources, check_versions, find_token, look, parse_address
 
 GIB = 2**30
 
@@ -43,6 +43,12 @@ def server(answer: bytes | None):
         yield listening.getsockname()[1]
         for connection in held:
             connection.close()
+
+
+def found(token_path: str | None = None) -> Token:
+    token = find_token(token_path)
+    assert token is not None
+    return token
 
 
 @pytest.fixture
@@ -123,23 +129,23 @@ def test_order_in_which_tokens_are_read(no_token, monkeypatch):
     default = no_token / ".ray" / "auth_token"
     default.parent.mkdir()
     default.write_text("from-default\n")
-    assert find_token(None).value == "from-default"
+    assert found().value == "from-default"
     named = no_token / "named"
     named.write_text(" from-path ")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(named))
-    assert find_token(None).value == "from-path"
+    assert found().value == "from-path"
     monkeypatch.setenv("RAY_AUTH_TOKEN", "from-env")
-    assert find_token(None).value == "from-env"
+    assert found().value == "from-env"
     setting = no_token / "setting"
     setting.write_text("from-setting")
-    token = find_token(str(setting))
+    token = found(str(setting))
     assert token.value == "from-setting"
     assert "token_path" in token.source
 
 
 def test_token_is_in_no_repr(no_token, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", "very-secret")
-    assert "very-secret" not in repr(find_token(None))
+    assert "very-secret" not in repr(found())
 
 
 @pytest.mark.parametrize("content", [None, "", " \n"])
