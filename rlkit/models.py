@@ -81,7 +81,7 @@ def resolve(model: str | Path) -> ModelPath:
         path = _from_hub(name)
     else:
         raise ModelError(
-            f"There is no model {name!r}{nearest(name, BUNDLED)} Known names: {', '.join(BUNDLED)}; "
+            f"There is no model {name!r}{nearest(name, BUNDLED) or '.'} Known names: {', '.join(BUNDLED)}; "
             "or give a directory, or a hub id such as 'Qwen/Qwen2.5-0.5B'."
         )
     check(path, name)
@@ -179,15 +179,15 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> Any:
     return tokenizer
 
 
-def load_causal_lm(path: str | Path, dtype: str = "float32", trust_remote_code: bool = False) -> Any:
+def load_causal_lm(path: str | Path, dtype: Any = "float32", trust_remote_code: bool = False) -> Any:
     """The model in a directory, on the CPU, in evaluation mode.
 
-    ``dtype`` is a torch name such as ``"float32"`` or ``"bfloat16"``, or ``"auto"`` for what the checkpoint was saved in.
+    ``dtype`` is a torch dtype or its name, such as ``"float32"`` or ``"bfloat16"``, or ``"auto"`` for what the checkpoint was saved in.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    kind = dtype if dtype == "auto" else getattr(torch, dtype, None)
+    kind = dtype if dtype == "auto" or isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
     if kind != "auto" and not isinstance(kind, torch.dtype):
         raise ModelError(f"There is no dtype {dtype!r}; use 'float32', 'bfloat16', 'float16' or 'auto'.")
     try:
@@ -272,7 +272,7 @@ def _from_hub(name: str) -> Path:
 
 
 def _looks_like_path(name: str) -> bool:
-    return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or os.sep != "/" and os.sep in name
+    return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or (os.sep != "/" and os.sep in name)
 
 
 def _missing_shards(path: Path) -> list[str]:
