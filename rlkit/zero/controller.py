@@ -101,7 +101,7 @@ class Controller:
                 address = os.path.join(folder, "ranks") if alone else places[0][1:]
                 calls = [h.connect.remote(address) for h in self._ranks]
                 facts = self._wait("the ranks to load the model", calls, spec.start_timeout_s, "TrainSpec.start_timeout_s")
-        self._facts = facts[0] | {"start_seconds": time.monotonic() - start}
+        self._facts = facts[0] | {"nodes": [node for node, _, _ in places], "start_seconds": time.monotonic() - start}
         return self.info()
 
     def update(self, call: str, job: Work, objective: Objective, tag: int | None) -> UpdateStats:
