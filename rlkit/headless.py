@@ -11,6 +11,7 @@ A notebook that can be run this way has a cell tagged ``parameters`` with plain 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -18,8 +19,9 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -31,6 +33,7 @@ from rlkit.parameters import check_parameters
 RESULT_MIME = "application/vnd.rlkit.result+json"
 START_TIMEOUT_S = 120
 SHUTDOWN_WAIT_S = 20.0
+BEAT_S = 20.0  # a long cell is said to be running this often
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ def run_notebook(
         NotebookError: a cell failed, or the kernel died; the notebook up to there is in ``output``.
         KeyboardInterrupt: it was interrupted, or told to end (SIGTERM).
     """
-    import nbformat
+    with _without_uri_grammar():
+        import nbformat
 
     path = Path(path)
     if not path.is_file():
@@ -119,7 +123,7 @@ def run_notebook(
         raise ConfigError(f"The executed notebook would overwrite {path}; give another output.")
     output.parent.mkdir(parents=True, exist_ok=True)
     watch = _Watch(total=sum(c["cell_type"] == "code" for c in notebook.cells) + bool(given), progress=progress)
-    with tempfile.TemporaryDirectory(prefix="rlkit-") as sockets:  # this user's only: no port that others could reach
+    with watch, tempfile.TemporaryDirectory(prefix="rlkit-") as sockets:  # this user's only: no port that others could reach
         executed = _execute(path, output.absolute(), given, cwd, watch, watch.kernel_class(sockets), progress if echo else None)
     seconds = time.monotonic() - watch.start
     watch.say(f"done in {seconds:.1f} s: {output}")
@@ -174,6 +178,20 @@ def _execute(
         logger.setLevel(level)
 
 
+@contextlib.contextmanager
+def _without_uri_grammar() -> Iterator[None]:
+    """nbformat imports jsonschema, and that, where it is installed, a package which takes seconds to compile a grammar that is not used."""
+    name = "rfc3987_syntax"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # an import of it now raises ImportError
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
 @dataclass
 class _Watch:
     """Follows one run: prints its progress, and turns signals into an interrupt of the cell."""
@@ -182,8 +200,23 @@ class _Watch:
     progress: TextIO | None
     start: float = field(default_factory=time.monotonic)
     cell: int = 0
+    cell_start: float = 0.0
     interrupted: int = 0
     _tasks: list[Any] = field(default_factory=list)
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> _Watch:
+        threading.Thread(target=self._beat, name="rlkit-progress", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_S):
+            now = time.monotonic()
+            if self.cell and now - self.cell_start >= BEAT_S:
+                self.say(f"[{self.cell:>2}/{self.total}] {now - self.start:7.1f} s  … {now - self.cell_start:.0f} s in this cell")
 
     def say(self, text: str) -> None:
         if self.progress is not None:
@@ -200,6 +233,7 @@ class _Watch:
         if cell["cell_type"] != "code":
             return
         self.cell += 1
+        self.cell_start = time.monotonic()
         lines = [line.strip("# ").strip() for line in cell["source"].splitlines()]
         title = next((line for line in lines if line), "")
         self.say(f"[{self.cell:>2}/{self.total}] {time.monotonic() - self.start:7.1f} s  {title[:100]}")
