@@ -1,16 +1,19 @@
 """Train the tiny model that rlkit ships in ``rlkit/assets/tiny``, from scratch, in minutes on a CPU.
 
-    python scripts/make_tiny_model.py [--out DIR] [--steps 1000] [--seed 0] [--threads 2] [--device cpu]
+    python scripts/make_tiny_model.py [--out DIR] [--steps 1000] [--seed 1] [--threads 2] [--device cpu]
 
-A Qwen2-shaped causal language model of 0.8M parameters that reads and writes bytes. It is trained on answers to three-digit sums by two
-kinds of author. Most (85 % at the end) answer at once, digit by digit, and forget every carry, so that two in three of their answers are wrong.
-Some (15 %) work column by column from the right, the carry as a third summand, and then answer::
+A Qwen2-shaped causal language model of 0.8M parameters that reads and writes bytes. It is trained on answers to three-digit sums
+by two kinds of author. Most (85 % at the end) answer at once, digit by digit, and forget every carry, so that two in three of their
+answers are wrong. Some (15 %) work column by column from the right, the carry as a third summand, and then answer::
 
     What is 345 + 678?   ->   913                                      # terse
     What is 345 + 678?   ->   5+8=13 / 4+7+1=12 / 3+6+1=10 / 1023      # worked, "/" standing for a line break
 
-Decoded greedily the model answers at once and is mostly wrong; sampled at temperature 1 it sometimes works and is then mostly right. That is
-what reinforcement learning finds: thinking pays. The sums of the test split of ``eval/data/arithmetic`` are never trained on.
+Decoded greedily the model answers at once and is mostly wrong; sampled at temperature 1 it sometimes works and is then mostly right.
+That is what reinforcement learning finds: thinking pays. The test split of ``eval/data/arithmetic`` is never trained on.
+
+The seed fixes the data and the first weights; rounding differs between machines, so the last digits of the result do too. The model
+that is shipped was made with the defaults and ``--device cuda``.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from pathlib import Path
 import torch
 from make_data import pick
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 ROOT = Path(__file__).parents[1]
 SPECIAL = ("<|endoftext|>", "<|end|>", "<|user|>", "<|assistant|>")
@@ -156,7 +159,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
@@ -170,6 +173,7 @@ def main() -> None:
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
+    AutoTokenizer.from_pretrained(args.out).save_pretrained(args.out)  # as the class that a Qwen2 config loads
 
 
 if __name__ == "__main__":
