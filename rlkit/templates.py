@@ -20,8 +20,8 @@ from rlkit.types import Prompt
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 R1 = (
     "The following is a dialogue between a user and an assistant. The user poses a problem and the assistant solves it. The assistant "
-    "first works through the problem in its mind and then states the result. The reasoning stands between <think> and </think>, the final answer "
-    "between <answer> and </answer>, like this: <think> the reasoning </think> <answer> the final answer </answer>\n"
+    "first works through the problem in its mind and then states the result. The reasoning stands between <think> and </think>, the "
+    "final answer between <answer> and </answer>, like this: <think> the reasoning </think> <answer> the final answer </answer>\n"
 )
 
 
