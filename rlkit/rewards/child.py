@@ -41,11 +41,12 @@ def serve(link: Connection) -> None:
     """Answer requests until the parent closes the link.
 
     ``("task", key, payload)`` loads a pickled function and is answered by ``("loaded", key)``. ``("items", key, [item, ...])`` applies
-    it to each item in turn, with one answer an item: ``("ok", value)``, ``("error", (type, message, traceback))`` or ``("memory", None)``.
+    it to each item in turn, with one answer an item: ``("ok", value, seconds, CPU seconds of this process)``, or "error" with (type,
+    message, traceback), or "memory".
     """
     tasks: dict[str, Any] = {}
     broken: dict[str, tuple[str, str, str]] = {}
-    link.send_bytes(pickle.dumps(("ready", os.getpid())))
+    link.send_bytes(pickle.dumps(("ready", os.getpid(), 0.0, time.process_time())))
     while True:
         request = pickle.loads(link.recv_bytes())
         if request[0] == "task":
@@ -54,7 +55,7 @@ def serve(link: Connection) -> None:
                 tasks[key] = pickle.loads(payload)
             except BaseException as error:  # noqa: BLE001 - reported with the first item
                 broken[key] = failure(error)
-            link.send_bytes(pickle.dumps(("loaded", key, 0.0)))
+            link.send_bytes(pickle.dumps(("loaded", key, 0.0, time.process_time())))
             continue
         _, key, packed = request
         for data in packed:
@@ -66,13 +67,13 @@ def answer(task: Any, broken: tuple[str, str, str] | None, data: bytes) -> bytes
     start = time.monotonic()
     try:
         if broken is not None:
-            return pickle.dumps(("unloadable", broken, 0.0))
+            return pickle.dumps(("unloadable", broken, 0.0, time.process_time()))
         value = task(pickle.loads(data))
-        return pickle.dumps(("ok", value, time.monotonic() - start))
+        return pickle.dumps(("ok", value, time.monotonic() - start, time.process_time()))
     except MemoryError:
-        return pickle.dumps(("memory", None, time.monotonic() - start))
+        return pickle.dumps(("memory", None, time.monotonic() - start, time.process_time()))
     except BaseException as error:  # noqa: BLE001 - SystemExit and the like are the item's failure too; the parent raises it
-        return pickle.dumps(("error", failure(error), time.monotonic() - start))
+        return pickle.dumps(("error", failure(error), time.monotonic() - start, time.process_time()))
 
 
 def main() -> None:

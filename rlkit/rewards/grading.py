@@ -51,7 +51,7 @@ def grade_many(
     """One verdict a response, in order.
 
     ``rules`` names where a final answer may stand (see `rlkit.rewards.extract.RULES`); the first that finds one wins. ``timeout_s`` is
-    the limit of one symbolic comparison. ``rel_tol`` applies where one side is written as a decimal.
+    the limit of one symbolic comparison, in seconds of computing. ``rel_tol`` applies where one side is written as a decimal.
     """
     rules = check_rules(rules)
     out: list[Verdict | None] = [None] * len(responses)
@@ -82,7 +82,7 @@ def shared_pool() -> KillablePool:
     global _pool
     with _pool_lock:
         if _pool is None:
-            _pool = KillablePool()
+            _pool = KillablePool(cpu_clock=True)
         return _pool
 
 

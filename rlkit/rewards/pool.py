@@ -96,6 +96,15 @@ class _Worker:
         self.known: set[str] = set()
         self.queue: deque[int] = deque()  # indices of items sent and not answered; the first one is running
         self.since = time.monotonic()
+        self.cpu = 0.0  # CPU seconds that it had used when its running item began
+
+    def cpu_seconds(self) -> float:
+        """CPU time since the running item began."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except FileNotFoundError:
+            return 0.0  # it has just ended; the next read sees that
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") - self.cpu
 
     def send(self, task: Task, indices: Sequence[int], items: Sequence[bytes]) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # seen as end-of-file by the next read
@@ -119,12 +128,22 @@ class _Worker:
 class KillablePool:
     """Up to ``workers`` processes (None: one a CPU, at most 16), started when there is something to do.
 
-    ``memory_limit`` bounds each worker's address space in bytes (None: no bound). One call runs at a time; others wait.
+    ``memory_limit`` bounds each worker's address space in bytes (None: no bound). With ``cpu_clock`` an item's time is what its process
+    has computed for, so that a busy machine does not make answers time out; it still ends after four times as long by the wall clock.
+    One call runs at a time; others wait.
     """
 
-    def __init__(self, workers: int | None = None, *, memory_limit: int | None = 2 * 2**30, start_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        memory_limit: int | None = 2 * 2**30,
+        cpu_clock: bool = False,
+        start_timeout_s: float = 120.0,
+    ) -> None:
         self.workers = workers or min(16, len(os.sched_getaffinity(0)))
         self.memory_limit = memory_limit or 0
+        self.cpu_clock = cpu_clock
         self.start_timeout_s = start_timeout_s
         self.started = 0  # processes ever started: the first ones and replacements
         self._alive: list[_Worker] = []
@@ -175,7 +194,7 @@ class KillablePool:
             self._feed(task, items, todo, chunk)
             now = time.monotonic()
             limit = min((w.since + self._limit(w, timeout_s) for w in self._busy()), default=now)
-            ready = wait([w.link for w in self._busy()], timeout=max(0.0, min(POLL_S, limit - now)))
+            ready = wait([w.link for w in self._busy()], timeout=max(0.01, min(POLL_S, limit - now)))
             for worker in [w for w in self._alive if w.link in ready]:
                 found = self._read(worker, todo)
                 for index, outcome in found:
@@ -220,12 +239,12 @@ class KillablePool:
         found: list[tuple[int, Outcome]] = []
         try:
             while worker.link.poll(0):
-                status, value, *rest = pickle.loads(worker.link.recv_bytes())
+                status, value, seconds, worker.cpu = pickle.loads(worker.link.recv_bytes())
                 worker.since = time.monotonic()
                 if status in ("ready", "loaded"):
                     worker.ready = True
                     continue
-                found.append((worker.queue.popleft(), Outcome(status, value, rest[0])))
+                found.append((worker.queue.popleft(), Outcome(status, value, seconds)))
                 if status == "memory":  # its heap may be full: take a fresh process
                     todo.extendleft(reversed(worker.queue))
                     self._reset([worker])
@@ -245,11 +264,16 @@ class KillablePool:
 
     def _late(self, timeout_s: float) -> list[_Worker]:
         now = time.monotonic()
-        late = [w for w in self._busy() if now - w.since > self._limit(w, timeout_s) and not w.link.poll(0)]
+        late = [w for w in self._busy() if self._over(w, now - w.since, timeout_s) and not w.link.poll(0)]
         for worker in late:
             if not worker.ready:
                 raise DeadlineError(f"A grading process was not ready after {self.start_timeout_s:g} s (setting start_timeout_s).")
         return late
+
+    def _over(self, worker: _Worker, waited: float, timeout_s: float) -> bool:
+        if waited <= self._limit(worker, timeout_s):
+            return False
+        return not (self.cpu_clock and worker.ready and waited <= 4 * timeout_s and worker.cpu_seconds() <= timeout_s)
 
     def _reset(self, workers: Sequence[_Worker] | None = None) -> None:
         for worker in list(self._alive if workers is None else workers):

@@ -208,3 +208,15 @@ def test_kill_of_the_parent_leaves_no_child(work):
         parent.kill()
         parent.wait()
     assert wait_until(lambda: all(gone(p) for p in pids)), f"still alive: {[p for p in pids if not gone(p)]}"
+
+
+def test_the_cpu_clock_counts_computing_and_still_ends_a_sleeper():
+    pool = KillablePool(2, cpu_clock=True)
+    try:
+        assert statuses(pool.run(task(lambda x: time.sleep(0.6)), [1], 0.3)) == ["ok"]  # it waited, it did not compute
+        start = time.monotonic()
+        assert statuses(pool.run(task(lambda x: time.sleep(60)), [1], 0.3)) == ["timeout"]
+        assert time.monotonic() - start < 5
+        assert statuses(pool.run(task(lambda x: 9**9**9), [1], 0.3)) == ["timeout"]
+    finally:
+        pool.close()
