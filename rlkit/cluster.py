@@ -203,8 +203,9 @@ def load_spec(config: str | Path | ClusterSpec | None = None, **changes: Any) ->
 
 
 def _config_file(config: str | Path) -> Path:
-    """A config by path or by name; relative ones below the working directory or below the checkout that this file is in."""
-    roots = [Path.cwd(), Path(__file__).resolve().parent.parent]
+    """A config by path or by name; relative ones below the working directory, else among those that came with rlkit."""
+    package = Path(__file__).resolve().parent
+    roots = [Path.cwd(), package.parent, package]  # a wheel has them inside the package
     path = Path(config).expanduser()
     named = path.suffix not in (".yaml", ".yml") and len(path.parts) == 1
     tried = [root / CONFIGS / f"{path}.yaml" if named else root / path for root in roots]

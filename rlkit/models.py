@@ -166,9 +166,8 @@ def _number(config: dict[str, Any], folder: Path, *names: str) -> int:
 
 
 def _from_hub(text: str) -> Path:
-    import httpx
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
     repo, _, revision = text.partition("@")
     try:
@@ -177,7 +176,7 @@ def _from_hub(text: str) -> Path:
         raise ModelError(f"{repo} wants its terms accepted on its page, and then a token: run 'hf auth login'. ({error})") from error
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ModelError(f"The Hugging Face hub has no model {text!r} that you may read, and no folder of that name is here.") from error
-    except (OSError, ValueError, httpx.HTTPError) as error:
+    except (OSError, ValueError, HTTPError) as error:
         raise ModelError(
             f"{text!r} is neither a folder here nor in the local hub cache, and the Hugging Face hub could not be asked: "
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}. "
