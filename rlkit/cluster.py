@@ -15,7 +15,7 @@ from typing import Any
 from rlkit import actors, localhead
 from rlkit.config import ClusterSpec
 from rlkit.errors import ClusterError, ConfigError, ConnectError, VersionMismatchError, nearest
-from rlkit.preflight import Found, Node, Token, check_resources, check_versions, look, parse_address
+from rlkit.preflight import Found, Node, Token, check_resources, check_versions, look, parse_address, try_port
 from rlkit.reprs import gib, html_table
 
 NAMESPACE = "rlkit"
@@ -168,6 +168,8 @@ def connect(config: str | Path | ClusterSpec | None = None, *, address: str | No
     """
     global _current
     spec = load_spec(config, address=address, **changes)
+    if _current is None and spec.address != "local":
+        try_port(parse_address(spec.address), spec.connect_timeout_s)
     _import_ray_fast()
     if _current is not None:
         same = _reuse(_current, spec)

@@ -143,7 +143,7 @@ def look(target: Target, token_path: str | None, timeout_s: float) -> Found:
     import grpc
 
     deadline = time.monotonic() + timeout_s
-    _try_port(target, timeout_s)
+    try_port(target, timeout_s)
     with _channel(target) as channel:
         ask = _ask_client if target.kind == "client" else _ask_gcs
         try:
@@ -225,8 +225,14 @@ def check_resources(spec: ClusterSpec, nodes: Sequence[Node], where: str) -> Non
         raise ResourceError(f"The cluster {where} is too small for the config {spec.name!r}: {'; '.join(short)}.")
 
 
-def _try_port(target: Target, timeout_s: float) -> None:
-    """Open and close a TCP connection. Runs in a thread, since looking up a name cannot be given a limit otherwise."""
+def try_port(target: Target, timeout_s: float) -> None:
+    """Open and close a TCP connection; needs no Ray, so that a dead address is told before Ray is even imported.
+
+    Runs in a thread, since looking up a name cannot be given a limit otherwise.
+
+    Raises:
+        ConnectError: it could not be opened within ``timeout_s``.
+    """
     outcome: list[OSError | None] = []
 
     def attempt() -> None:

@@ -30,7 +30,6 @@ class TwoNodes:
 
     address: str  # "127.0.0.1:port"
     client_address: str  # "ray://127.0.0.1:port"
-    dashboard: str  # "127.0.0.1:port"
     token_path: Path
     token: str
     cpus_per_node: int
@@ -54,9 +53,10 @@ def two_nodes(folder: Path, cpus_per_node: int = 4, object_store_mib: int = 128)
     (temp / localhead.SHIM_NAME).write_text(localhead.SHIM)
     token, token_path = secrets.token_hex(32), folder / "token"
     token_path.write_text(token)
-    port, client_port, dashboard_port, metrics_port, *agents = localhead._free_ports(6)
+    port, client_port, metrics_port, *agents = localhead._free_ports(5)
     common = {"PYTHONPATH": str(temp), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
     common |= {"DASHBOARD_METRIC_PORT": str(metrics_port), "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+    common |= {"RAY_prestart_worker_first_driver": "0"}  # else each driver starts a worker for every CPU, most of them for nothing
     each = [
         f"--num-cpus={cpus_per_node}",
         f"--object-store-memory={object_store_mib * 2**20}",
@@ -91,8 +91,7 @@ def two_nodes(folder: Path, cpus_per_node: int = 4, object_store_mib: int = 128)
             "--node-ip-address=127.0.0.1",
             f"--port={port}",
             f"--ray-client-server-port={client_port}",
-            "--dashboard-host=127.0.0.1",
-            f"--dashboard-port={dashboard_port}",
+            "--include-dashboard=false",
             f"--dashboard-agent-listen-port={agents[0]}",
             f"--temp-dir={temp}",
             "--disable-usage-stats",
@@ -101,9 +100,7 @@ def two_nodes(folder: Path, cpus_per_node: int = 4, object_store_mib: int = 128)
         )
         # A joining node takes the address from which it reaches the head; in capitals, the name is not replaced by the outer address.
         start("worker", f"--address=LOCALHOST:{port}", f"--dashboard-agent-listen-port={agents[1]}", '--resources={"second_node": 1}')
-        yield TwoNodes(
-            f"127.0.0.1:{port}", f"ray://127.0.0.1:{client_port}", f"127.0.0.1:{dashboard_port}", token_path, token, cpus_per_node
-        )
+        yield TwoNodes(f"127.0.0.1:{port}", f"ray://127.0.0.1:{client_port}", token_path, token, cpus_per_node)
     finally:
         for process in reversed(started):
             localhead._end_processes(process.pid)
