@@ -52,6 +52,15 @@ def test_model_and_tokenizer_are_loaded(made):
     assert tokenizer.decode(tokenizer.encode("1+2=3")) == "1+2=3"
 
 
+def test_the_tiny_model_ships_with_the_library():
+    found = models.resolve("tiny")
+    assert found.path == models.ASSETS / "tiny"
+    assert 500_000 < models.size(found.path).params < 1_250_000  # at most 5 MB in float32
+    tokenizer = models.load_tokenizer(found.path)
+    assert tokenizer.chat_template
+    assert tokenizer.decode(tokenizer.encode("What is 345 + 678?\n√", add_special_tokens=False)) == "What is 345 + 678?\n√"
+
+
 def test_size_by_hand(made, tmp_path):
     size = models.size(made)
     # Embedding 96 x 64; a layer: q 64x64+64, k and v 64x32+32 each, o 64x64, mlp 3 x 64x128, two norms of 64; a norm at the end.
