@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rlkit.rewards import numeric
 
-MAX_LENGTH = 2000  # characters of an extracted answer that are looked at
+MAX_LENGTH = 300  # characters of an answer, or 8 times the gold answer's when that is more: a right one is not that much longer
 MAX_DEPTH = 40  # nested brackets
 
 Leaf = Callable[[str, str], bool]
@@ -84,7 +84,7 @@ def compare(answer: str, gold: str, *, rel_tol: float = 1e-4, leaf: Leaf | None 
     number, target = numeric.parse(answer), numeric.parse(gold)
     if number is not None and target is not None:
         return Decision(numeric.same(number, target, rel_tol), "numeric")
-    if len(answer) > MAX_LENGTH:
+    if len(answer) > max(MAX_LENGTH, 8 * len(gold)):
         return Decision(False, "too_long")
     a, g = clean(answer), clean(gold)
     if depth(a) > MAX_DEPTH:
@@ -114,6 +114,8 @@ def _compare(a: str, g: str, rel_tol: float, leaf: Leaf | None) -> Decision:
         return _compare_elements(*parts, rel_tol, leaf)
     if target is not None and _is_words(a):
         return Decision(False, "text")
+    if numeric.out_of_bounds(a) and (target is not None or numeric.out_of_bounds(g)):
+        return Decision(False, "numeric")
     if leaf is None:
         return Decision(None, "symbolic")
     return Decision(leaf(a, g), "symbolic")

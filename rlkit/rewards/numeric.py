@@ -28,8 +28,8 @@ _DIGITS = r"(?:\d{1,3}(?:,\d{3}){1,60}|\d+)"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
 _SIGN = r"(?P<sign>[-+]?)"
 _FRAC = r"\\frac\{(?P<num>-?\d+)\}\{(?P<den>-?\d+)\}"
-_PLAIN = re.compile(rf"{_SIGN}(?P<dec>{_DECIMAL})(?:(?:[eE]|(?:\\times|\\cdot|[*x×])10\^)\{{?(?P<exp>[-+]?\d{{1,9}})\}}?)?")
-_POWER = re.compile(rf"{_SIGN}10\^\{{?(?P<exp>[-+]?\d{{1,9}})\}}?")
+_PLAIN = re.compile(rf"{_SIGN}(?P<dec>{_DECIMAL})(?:(?:[eE]|(?:\\times|\\cdot|[*x×])10\^)\{{?(?P<exp>[-+]?\d{{1,300}})\}}?)?")
+_POWER = re.compile(rf"{_SIGN}10\^\{{?(?P<exp>[-+]?\d{{1,300}})\}}?")
 _SLASH = re.compile(rf"{_SIGN}(?P<num>{_DIGITS})/(?P<den>{_DIGITS})")
 _LATEX = re.compile(rf"{_SIGN}(?P<whole>\d+)?{_FRAC}")
 _MIXED = re.compile(rf"{_SIGN}(?P<whole>\d+) (?P<num>\d+)/(?P<den>\d+)")
@@ -97,6 +97,12 @@ def parse(text: str) -> Number | None:
         return None
     value, decimal = found
     return Number(value * 10**scale, decimal or scale > 0, percent, unit)
+
+
+def out_of_bounds(text: str) -> bool:
+    """Whether the text is a plain numeral or a power of ten with more digits or a larger exponent than are handled exactly."""
+    text = text.replace(" ", "").replace("−", "-")
+    return parse(text) is None and (_PLAIN.fullmatch(text) or _POWER.fullmatch(text)) is not None
 
 
 def _full_frac(m: re.Match[str]) -> str:
