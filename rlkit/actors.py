@@ -153,6 +153,9 @@ def wait(
 
     deadline = time.monotonic() + timeout_s
     pending = list(refs)
+    # Each value is fetched once, when it is ready, so that an error comes up without waiting for the others. Over ray:// a second fetch
+    # would cost its bytes again, and would release the references inside the first copy while the second still holds them.
+    values: dict[Any, Any] = {}
     try:
         while pending:
             left = deadline - time.monotonic()
@@ -167,8 +170,8 @@ def wait(
                 waiting = set(pending)
                 on_tick([r for r in refs if r not in waiting])
             for ref in ready:
-                _raise_early(ref, what)
-        return [get(ref, what) for ref in refs]
+                values[ref] = get(ref, what)
+        return [values[ref] for ref in refs]
     except KeyboardInterrupt:
         if on_interrupt is not None:
             on_interrupt()
@@ -207,9 +210,3 @@ def _why_it_died(text: str) -> str:
     lines = [line.strip() for line in text.strip().splitlines() if line.strip() and not line.startswith("\t")]
     who = f"{facts.get('name', 'an actor')} ({', '.join(f'{k} {v}' for k, v in facts.items() if k != 'name')}): " if facts else ""
     return who + " ".join(lines[1:] or lines)[:600]
-
-
-def _raise_early(ref: Any, what: str) -> None:
-    """Raise at once when a finished reference holds an error, instead of waiting for the others first. Values stay remote."""
-    # ray.wait cannot tell values from errors; small control values are cheap to get, and data is returned as nested references.
-    get(ref, what)

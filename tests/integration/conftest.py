@@ -1,30 +1,51 @@
-"""One small Ray for the integration tests of a session; tests of `rlkit.connect` start their own in a subprocess."""
+"""One local cluster for the integration tests of a session, started the way a notebook starts it.
+
+Tests that start or kill clusters do that in processes of their own, with a folder of their own.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
+from typing import Any
 
 import pytest
 
 _names = itertools.count()
+# Ray's CPUs are logical: the tests share two real cores, and no test may wait for a place.
+SHARED: dict[str, Any] = {
+    "name": "tests",
+    "num_cpus": 16,
+    "num_gpus": 0,
+    "object_store_gib": 0.5,
+    "dashboard": False,
+    "sampler": {"cpus_per_engine": 0.1, "threads": 1, "max_model_len": 128, "kv_cache_gib": 0.25},
+    "learner": {"cpus_per_rank": 0.1, "threads": 1},
+}
 
 
 @pytest.fixture(scope="session")
-def ray_local(tmp_path_factory):
+def local_cluster(tmp_path_factory):
+    """``local_cluster(storage=...)``: the session's cluster with these settings."""
+    import rlkit as rl
+
+    before = {k: v for k, v in os.environ.items() if k.startswith(("RAY_", "RLKIT_"))}
+    os.environ["RLKIT_HOME"] = str(tmp_path_factory.mktemp("home"))
+    spec = rl.ClusterSpec.make(SHARED)
+    cluster = rl.connect(spec)
+    yield lambda **changes: rl.connect(spec, **changes)
+    cluster.shutdown()
+    for key in [k for k in os.environ if k.startswith(("RAY_", "RLKIT_"))]:
+        del os.environ[key]
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def ray_local(local_cluster):
+    """Ray, connected to the session's cluster."""
     import ray
 
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    ray.init(
-        num_cpus=16,  # logical: the tests share two real cores
-        num_gpus=0,
-        include_dashboard=False,
-        object_store_memory=512 * 2**20,
-        logging_level="warning",
-        log_to_driver=True,
-    )
-    yield ray
-    ray.shutdown()
+    return ray
 
 
 @pytest.fixture

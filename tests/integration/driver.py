@@ -73,6 +73,9 @@ def main():
         "gap": float(metrics["policy/logprob_gap"].max()),
         "reward": [round(float(r), 6) for r in metrics.get("reward/mean", [])],
         "final": str(run.folder / "final"),
+        "engine_nodes": [i["node"] for i in sampler.info],
+        "rank_nodes": learner.info["nodes"],
+        "alive": run.ps(),
     }
     learner.save_hf(out["final"])
     if options.get("close", True):
