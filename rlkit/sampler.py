@@ -15,7 +15,7 @@ from rlkit.config import EngineSpec, SampleSpec
 from rlkit.context import Owner
 from rlkit.engines import pool
 from rlkit.engines.progress import Progress
-from rlkit.errors import ActorDiedError, ConfigError, DeadlineError, RolloutError, SyncError
+from rlkit.errors import ActorDiedError, ConfigError, RolloutError, SyncError
 from rlkit.types import Prompt, Rollouts
 from rlkit.weights import SyncStats, WeightManifest
 
@@ -224,15 +224,12 @@ class Sampler:
         if not refs:
             raise RolloutError(f"This sampler was closed. {AGAIN}")
         try:
-            return actors.wait(refs, on_tick=on_tick, on_interrupt=abort, **named)
-        except DeadlineError:
-            abort()
-            raise
+            return actors.wait(refs, on_tick=on_tick, **named)
         except ActorDiedError as error:
             abort()
             dead = [f"engine-{i['index']}" for i, h in zip(self._info, self._handles, strict=True) if pool.info_of(h, "an engine") is None]
             raise ActorDiedError(f"{', '.join(dead) or 'An engine'} died while waiting for {named['what']}. {AGAIN} ({error})") from error
-        except (RolloutError, SyncError):
+        except BaseException:  # an interrupt, a deadline, an error of one engine: none of them leaves the others working
             abort()
             raise
 

@@ -14,6 +14,8 @@ from rlkit.engines.settings import WORKER, engine_args, kv_cache_bytes
 from rlkit.errors import ConfigError, RolloutError, SyncError
 from rlkit.weights import WeightManifest
 
+CPU_BATCHED_TOKENS = 4096  # tokens of one step
+
 
 class VllmEngine(Engine):
     kind: ClassVar[str] = "vllm"
@@ -60,6 +62,10 @@ class VllmEngine(Engine):
         extra: dict[str, Any] = {"kv_cache_memory_bytes": kv_cache_bytes(self.spec, token_bytes, context)}
         if self.spec.enforce_eager is None:
             extra["enforce_eager"] = True  # compiling takes longer than it saves on a laptop's models
+        if self.spec.enable_chunked_prefill:
+            raise ConfigError("EngineSpec.enable_chunked_prefill is True; on the CPU vLLM cannot cut a prompt whose samples have seeds.")
+        extra["enable_chunked_prefill"] = False  # vLLM 0.30 then stops at "CPU Generator does not use offset"
+        extra["max_num_batched_tokens"] = max(context, self.spec.max_num_batched_tokens or CPU_BATCHED_TOKENS)
         return extra
 
     def _sample(self, prompts: list[list[int]], sampling: SampleSpec, seeds: list[int]) -> list[list[Completion]]:

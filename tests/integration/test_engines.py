@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+import ray
 
 from rlkit import actors
 from rlkit.config import EngineSpec
@@ -75,25 +76,23 @@ def test_log_probs_are_those_of_the_tempered_distribution(vllm, model):
     import torch
     from transformers import AutoModelForCausalLM
 
-    rollouts = vllm.generate(PROMPTS, n=2, temperature=0.7, max_tokens=24, seed=1)
+    rollouts = vllm.generate(PROMPTS, n=8, temperature=1.3, max_tokens=60, seed=1)
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     worst, ended = 0.0, 0
     for ref in rollouts.shards:
-        import ray
-
         shard = ray.get(ref)
         offsets = shard.offsets()
         for i, sample in enumerate(shard.samples()):
-            prompt = shard.prompt_tokens[i // 2]
+            prompt = shard.prompt_tokens[i // 8]
             assert np.array_equal(sample.tokens, shard.tokens[offsets[i] : offsets[i + 1]])
             with torch.no_grad():
                 logits = plain(torch.tensor(np.concatenate([prompt, sample.tokens])[None].astype(np.int64))).logits[0].double()
-            want = torch.log_softmax(logits[len(prompt) - 1 : -1] / 0.7, -1)
+            want = torch.log_softmax(logits[len(prompt) - 1 : -1] / 1.3, -1)
             worst = max(worst, np.abs(want.numpy()[np.arange(len(sample.tokens)), sample.tokens] - sample.logprobs).max())
             if sample.finish_reason == "stop":
                 assert sample.tokens[-1] == 1  # the end-of-sequence token was sampled, so it is in the tokens
                 ended += 1
-            assert sample.finish_reason == "stop" or len(sample.tokens) == 24
+            assert sample.finish_reason == "stop" or len(sample.tokens) == 60
     assert worst < 1e-4
     assert ended > 0
 
@@ -164,11 +163,11 @@ def test_an_interrupted_cell_leaves_idle_engines(vllm, capsys):
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         vllm.generate(PROMPTS * 30, n=32, max_tokens=100, min_tokens=100)
-    assert time.monotonic() - begun < 6
+    assert time.monotonic() - begun < 10
     assert "tokens/s" in capsys.readouterr().err  # the bar had been shown
     begun = time.monotonic()
     rollouts = vllm.generate(PROMPTS[:2], n=1, max_tokens=4)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 10
     assert rollouts.shape == (2, 1)
 
 

@@ -196,7 +196,7 @@ class Partial:
 
 
 def test_a_tensor_that_was_not_sent_is_found(pair):
-    sampler, learner, tolerance = pair
+    sampler, learner, _ = pair
     with pytest.raises(SyncError, match=r"was not sent.*model\.layers\.1\.input_layernorm\.weight"):
         sampler.sync(Partial(learner))
     assert sampler.version is None
