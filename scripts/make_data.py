@@ -108,6 +108,7 @@ def word_problem(rng: random.Random) -> tuple[Hashable, Row]:
         other = choose(rng, NAMES)
     things, place = choose(rng, THINGS), choose(rng, PLACES)
     a, b, c = pick(rng, 12, 60), pick(rng, 2, 11), pick(rng, 2, 9)
+    key: tuple[int, ...]
     if kind == 0:
         key, value = (a, b), a + b
         text = f"{name} has {a} {things}. {other} gives {name} {b} more. How many {things} does {name} have now?"

@@ -96,7 +96,8 @@ def batches(tokenizer: PreTrainedTokenizerFast, size: int, steps: int, rng: rand
     pad = tokenizer.pad_token_id
     for step in range(steps):
         share = max(WORKED_LAST, WORKED_FIRST - (WORKED_FIRST - WORKED_LAST) * step / (0.6 * steps))
-        rows, starts = [], []
+        rows: list[list[int]] = []
+        starts: list[int] = []
         while len(rows) < size:
             a, b = pick(rng, 100, 999), pick(rng, 100, 999)
             if (a, b) in test:
