@@ -306,8 +306,8 @@ def _connect_client(spec: ClusterSpec, found: Found, runtime_env: dict[str, Any]
 
 
 def _open_session(address: str, runtime_env: dict[str, Any], attempts: int = 2) -> Any:
-    """``ray.init`` through the Ray Client. Its server starts a process for each session, which now and then dies at once when the head is
-    busy (seen as "Initialization failure from server"); that is tried once more.
+    """``ray.init`` through the Ray Client. Its server forks a process for each session, and the first one often dies at once unless the
+    head was started with GRPC_ENABLE_FORK_SUPPORT=0 (seen as "Initialization failure from server"); that is tried once more.
     """
     import ray
 

@@ -198,6 +198,7 @@ def _environment(spec: ClusterSpec, token_path: Path, temp_dir: Path, metrics_po
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "GRPC_ENABLE_FORK_SUPPORT": "0",  # else the first process that the Ray Client server forks for a session often dies
         "DASHBOARD_METRIC_PORT": str(metrics_port),
         "PYTHONPATH": os.pathsep.join(p for p in (str(temp_dir), os.environ.get("PYTHONPATH", "")) if p),
     }

@@ -56,6 +56,7 @@ def two_nodes(folder: Path, cpus_per_node: int = 4, object_store_mib: int = 128)
     port, client_port, metrics_port, *agents = localhead._free_ports(5)
     common = {"PYTHONPATH": str(temp), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
     common |= {"DASHBOARD_METRIC_PORT": str(metrics_port), "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+    common |= {"GRPC_ENABLE_FORK_SUPPORT": "0"}  # else the first process that the Ray Client server forks for a session often dies
     common |= {"RAY_prestart_worker_first_driver": "0"}  # else each driver starts a worker for every CPU, most of them for nothing
     each = [
         f"--num-cpus={cpus_per_node}",
