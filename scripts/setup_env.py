@@ -21,8 +21,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -203,39 +204,46 @@ def repair_torchvision(python: Path) -> list[str]:
 
 
 def run_pip(command: Sequence[str], log: Path) -> None:
-    """Run pip with its output in ``log`` and a line here now and then.
+    """Run pip with its output in ``log``, and a line here now and then.
 
     Raises:
         SetupError: pip failed; holds its error lines.
     """
-    lines: list[str] = []
     with log.open("w") as out, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
-        assert pip.stdout is not None
-        for beat in heartbeats(pip.stdout, lines, out):
-            say(beat)
+        progress = PipProgress()
+        threading.Thread(target=progress.tell, daemon=True).start()
+        for line in pip.stdout or ():
+            out.write(line)
+            out.flush()
+            progress.take(line.rstrip())
+        progress.over.set()
     if pip.returncode != 0:
-        errors = [line for line in lines if "error" in line.lower() and not is_noise(line)] or lines[-15:]
+        errors = [line for line in progress.lines if "error" in line.lower()] or progress.lines[-15:]
         raise SetupError("pip failed:\n" + "\n".join(f"    {line}" for line in errors[-25:]) + f"\n  Its whole output: {log}")
 
 
-def heartbeats(stream: Iterator[str], lines: list[str], out: object) -> Iterator[str]:
-    """Copies pip's lines; yields what to tell: each phase once, and every 20 s how far it is."""
-    last, packages, phase = time.monotonic(), set(), ""
-    start = last
-    for raw in stream:
-        line = raw.rstrip()
-        print(line, file=out, flush=True)  # type: ignore[call-overload]
+class PipProgress:
+    """What pip is at, from its lines; told every 20 s, also while pip says nothing."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []  # without noise
+        self.packages: set[str] = set()
+        self.phase = "preparing"
+        self.start = time.monotonic()
+        self.over = threading.Event()
+
+    def take(self, line: str) -> None:
         if not is_noise(line):
-            lines.append(line)
+            self.lines.append(line)
         if found := re.match(r"\s*Collecting ([\w.-]+)", line):
-            packages.add(found[1])
-        if line.startswith("Installing collected packages"):
-            phase = f"unpacking {line.count(',') + 1} packages"
-            yield f"{phase} ({time.monotonic() - start:.0f} s so far)"
-            last = time.monotonic()
-        elif time.monotonic() - last > BEAT_S:
-            last = time.monotonic()
-            yield f"{phase or (f'{len(packages)} packages found' if packages else 'preparing')} ({last - start:.0f} s so far)"
+            self.packages.add(found[1])
+            self.phase = f"{len(self.packages)} packages found"
+        elif line.startswith("Installing collected packages"):
+            self.phase = f"unpacking {line.count(',') + 1} packages"
+
+    def tell(self) -> None:
+        while not self.over.wait(BEAT_S):
+            say(f"{self.phase} ({time.monotonic() - self.start:.0f} s so far)")
 
 
 def make_venv(venv: Path) -> None:

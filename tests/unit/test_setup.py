@@ -188,6 +188,13 @@ def test_pip_s_errors_are_shown(tmp_path):
     assert "Collecting x" in (tmp_path / "log").read_text()
 
 
+def test_progress_is_told_also_while_pip_is_silent(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(setup_env, "BEAT_S", 0.2)
+    code = "import time; print('Collecting a>=1'); print('Installing collected packages: a, b, c', flush=True); time.sleep(1)"
+    setup_env.run_pip([sys.executable, "-c", code], tmp_path / "log")
+    assert "setup: unpacking 3 packages (" in capsys.readouterr().out
+
+
 def test_a_finished_environment_is_left_alone_within_a_second(tmp_path):
     """The script itself, in a process: with a stamp it says nothing, installs nothing and succeeds."""
     folder = tmp_path / "v"
