@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 
@@ -11,9 +12,10 @@ import ray
 from tiny_models import make_model
 
 from rlkit import actors
-from rlkit.config import SampleSpec
+from rlkit.config import SampleSpec, TrainSpec
 from rlkit.context import Owner
 from rlkit.errors import ActorDiedError, BatchError, ConfigError, DeadlineError, ModelError, SpecChangedError
+from rlkit.learner import Learner
 from rlkit.reference import Reference
 from rlkit.types import Batch, Prompt, Rollouts, RolloutShard, Scored
 
@@ -147,9 +149,17 @@ def test_errors(owner, model, tmp_path):
     assert np.isfinite(ray.get(Reference.start(str(model), owner=owner).logprobs(batch).ref_logprobs[0])).all()
 
 
-def test_kl_is_zero_when_the_policy_is_the_reference(shared, model):
-    """The k3 estimate, exp(r - p) - 1 - (r - p) of each token, with the policy's log-probs p from a plain forward pass."""
-    shard = random_shard(3, 2, seed=8)
-    values = ray.get(shared.logprobs(make_batch([shard])).ref_logprobs[0])
-    gap = values - plain_logprobs(model, shard, 1.0)
-    assert float(np.mean(np.exp(gap) - 1 - gap)) == pytest.approx(0, abs=1e-9)
+def test_kl_is_zero_while_the_learner_is_the_reference(shared, owner, model):
+    learner = Learner.start(str(model), TrainSpec(lr=1e-2, zero_stage=0, micro_batch_tokens=200), owner)
+    shards = [random_shard(3, 2, seed=8), random_shard(2, 2, seed=9)]
+    batch = dataclasses.replace(make_batch(shards), advantages=np.array([[1, -1]] * 5, np.float32))
+    batch = shared.logprobs(batch)
+    mine = learner.logprobs(batch.scored.rollouts)
+    for ours, theirs in zip(mine, batch.ref_logprobs, strict=True):
+        np.testing.assert_allclose(ray.get(ours), ray.get(theirs), atol=5e-5)  # other micro-batches, so other rounding of 10-nat values
+    stats = learner.update(batch, loss="ppo_clip", kl_coef=0.1)
+    assert stats["kl"] == pytest.approx(0, abs=1e-9)
+    after = [
+        float(np.mean(ray.get(a) - ray.get(b))) for a, b in zip(learner.logprobs(batch.scored.rollouts), batch.ref_logprobs, strict=True)
+    ]
+    assert max(abs(g) for g in after) > 1e-3  # the learner has moved, the reference has not

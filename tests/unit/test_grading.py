@@ -41,7 +41,8 @@ SYMBOLIC_SAME = [
     (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"), (r"\sqrt{8}", r"2\sqrt{2}"), ("2\\pi", r"\pi \cdot 2"), ("x^2+2x+1", "(x+1)^2"),
     ("2^{10}", "1024"), (r"\sqrt{16}", "4"), (r"\frac{x}{2}", "0.5x"), (r"\sin^2 x + \cos^2 x", "1"), ("a+b", "b+a"),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}"),
-    (r"(\sqrt{4}, 3)", "(2, 3)"), (r"2\pm 1", "1, 3"), (r"\left[\frac{\sqrt{4}}{4}, 1\right]", "[0.5, 1]"), (r"1 \pm \sqrt{2}", r"1+\sqrt{2}, 1-\sqrt{2}"),
+    (r"(\sqrt{4}, 3)", "(2, 3)"), (r"2\pm 1", "1, 3"), (r"\left[\frac{\sqrt{4}}{4}, 1\right]", "[0.5, 1]"),
+    (r"1 \pm \sqrt{2}", r"1+\sqrt{2}, 1-\sqrt{2}"),
     (r"(-\infty,1)\cup(2,\infty)", r"(2,\infty) \cup (-\infty, 1)"), (r"\sqrt[3]{27}", "3"), ("y = 2x + 1", "y=1+2x"),
     (r"\log_2 8", "3"), (r"3\text{i}", "3i"), (r"5!", "120"), (r"\binom{5}{2}", "10"),
 ]  # fmt: skip
