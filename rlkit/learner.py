@@ -175,10 +175,22 @@ class Learner:
 
     # ---- weights and checkpoints
 
-    def publish_weights(self, dtype: str = "float32") -> WeightManifest:
-        """Put the weights, LoRA merged, into the object store for `Sampler.sync`. They stay until the next call."""
-        manifest: WeightManifest = self._do("publish", dtype)
+    def publish_weights(self, dtype: str = "float32", transport: str = "object_store") -> WeightManifest:
+        """Put the weights, LoRA merged, where `Sampler.sync` finds them: the object store, or the ranks' GPUs (see `rlkit.transfer`).
+
+        They stay until the next call, those on GPUs until `release_weights`.
+        """
+        manifest: WeightManifest = self._do("publish", dtype, transport)
         return manifest
+
+    def release_weights(self) -> None:
+        """Free published weights that lie on the ranks' GPUs."""
+        self._do("release")
+
+    @property
+    def controller(self) -> Any:
+        """The actor behind this handle, for calls that must run beside others."""
+        return self._controller
 
     def save(self, directory: str | Path) -> Path:
         """Write parameters, optimizer, schedule and policy version to a new directory, or replace the one there. All or nothing.

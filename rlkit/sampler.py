@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlkit import actors
+from rlkit import actors, transfer
 from rlkit.config import EngineSpec, SampleSpec
 from rlkit.context import Owner
 from rlkit.engines import pool
@@ -27,6 +27,7 @@ class Sampler:
 
     def __init__(self, handles: Sequence[Any], info: Sequence[dict[str, Any]], spec: EngineSpec, owner: Owner) -> None:
         self._handles, self._info, self._spec, self._owner = list(handles), [dict(i) for i in info], spec, owner
+        self._linked: tuple[Any, ...] | None = None  # the processes that formed the NCCL group
 
     @classmethod
     def start(cls, model: str, spec: EngineSpec, owner: Owner, *, restart: bool = False, version: int | None = 0) -> Sampler:
@@ -157,6 +158,30 @@ class Sampler:
             step=self._owner.step,
         )
 
+    def _transport(self, learner: Any) -> str:
+        """How weights travel: see `rlkit.transfer.choose`."""
+        gpus = [gpu for info in self._info for gpu in info.get("gpus", [])]
+        return transfer.choose(gpus, learner.info.get("gpus", [])) if gpus else transfer.OBJECT_STORE
+
+    def _join(self, learner: Any) -> None:
+        """Form the NCCL group of the learner's rank 0 and all engines' workers, once for these processes."""
+        key = (learner.info["start_id"], *(i["pid"] for i in self._info))
+        if self._linked == key:
+            return
+        workers = [len(i["gpus"]) for i in self._info]
+        members = 1 + sum(workers)
+        host, port = actors.get(learner.controller.endpoint.remote(), "finding an address for the NCCL group")
+        calls = [learner.controller.link.remote(host, port, members)]
+        for i, handle in enumerate(self._handles):
+            calls.append(handle.link.remote(host, port, 1 + sum(workers[:i]), members))
+        self._wait(
+            calls,
+            what=f"the learner and {len(workers)} engine(s) to form an NCCL group at {host}:{port}",
+            timeout_s=self._spec.sync_timeout_s,
+            setting="EngineSpec.sync_timeout_s",
+        )
+        self._linked = key
+
     # --- sync ------------------------------------------------------------------------------------------------------------------
 
     def sync(self, learner: Any) -> SyncStats:
@@ -172,17 +197,25 @@ class Sampler:
         """
         with self._owner.phase("sync") as facts:
             begun = time.monotonic()
-            manifest: WeightManifest = learner.publish_weights(dtype=self._info[0]["dtype"])
+            transport = self._transport(learner)
+            if transport == transfer.NCCL:
+                self._join(learner)
+            on_gpus = {} if transport == transfer.OBJECT_STORE else {"transport": transport}
+            manifest: WeightManifest = learner.publish_weights(dtype=self._info[0]["dtype"], **on_gpus)
             published = time.monotonic()
             for info in self._info:
                 info["version"] = None
+            loads = [h.load_weights.remote(manifest) for h in self._handles]
+            sends = [learner.controller.broadcast.remote()] if transport == transfer.NCCL else []
             replies = self._wait(
-                [h.load_weights.remote(manifest) for h in self._handles],
+                loads + sends,
                 what=f"{len(self._handles)} engine(s) to take policy version {manifest.version} "
-                f"({manifest.bytes / 2**20:.0f} MiB) from the object store",
+                f"({manifest.bytes / 2**20:.0f} MiB) by {transport}",
                 timeout_s=self._spec.sync_timeout_s,
                 setting="EngineSpec.sync_timeout_s",
-            )
+            )[: len(loads)]
+            if transport != transfer.OBJECT_STORE:
+                learner.release_weights()
             for info, reply in zip(self._info, replies, strict=True):
                 info["version"] = reply["version"]
             parts = {"publish": published - begun} | {k: max(r[k] for r in replies) for k in ("load", "verify")}
@@ -191,7 +224,7 @@ class Sampler:
                 seconds=time.monotonic() - begun,
                 bytes=manifest.bytes,
                 engines=len(replies),
-                transport="object_store",
+                transport=transport,
                 checksum_ok=True,
                 checked=min(r["checked"] for r in replies),
                 parts=parts,

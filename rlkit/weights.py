@@ -23,6 +23,8 @@ from rlkit.types import fetch
 if TYPE_CHECKING:
     import torch
 
+    from rlkit.transfer import Exporter
+
 BUCKET_BYTES = 256 * 2**20
 
 
@@ -45,8 +47,9 @@ class WeightManifest:
     names: tuple[str, ...]  # Hugging Face names, in the order of the buckets
     shapes: Mapping[str, tuple[int, ...]]
     checksums: Mapping[str, int]  # of the tensors in ``dtype``
-    buckets: tuple[Any, ...]  # references to `Bucket`; whoever published them keeps them until it publishes again
+    buckets: tuple[Any, ...]  # references to `Bucket`, or `DeviceBucket`s; who published them keeps them until it publishes again
     bytes: int
+    transport: str = "object_store"  # "object_store" | "ipc" | "nccl"; see `rlkit.transfer`
 
     def __repr__(self) -> str:
         return f"WeightManifest(version {self.version}, {len(self.names)} tensors, {self.bytes / 2**20:.1f} MiB {self.dtype})"
@@ -84,22 +87,25 @@ def publish(
     dtype: str,
     put: Callable[[Bucket], Any] | None = None,
     bucket_bytes: int = BUCKET_BYTES,
+    exporter: Exporter | None = None,
+    sums: bool = True,
 ) -> WeightManifest:
     """Pack ``items`` (Hugging Face name, whole tensor on any device) into buckets; call it on rank 0 only.
 
     ``items`` may gather each tensor as it is asked for (ZeRO-3): one bucket and one tensor are held at a time. ``put`` stores a bucket and
     returns what the manifest holds of it; ``None`` is ``ray.put``, so the caller's process owns the buckets: keep the manifest until the
-    next `publish`.
+    next `publish`. With an ``exporter`` buckets stay on the GPU instead, in its care; ``sums`` False leaves the
+    checksums to another rank.
     """
     import torch
 
-    if put is None:
+    if put is None and exporter is None:
         import ray
 
         put = ray.put
     kind = getattr(torch, dtype)
     shapes: dict[str, tuple[int, ...]] = {}
-    sums: dict[str, int] = {}
+    found: dict[str, int] = {}
     refs: list[Any] = []
     pending: list[tuple[str, torch.Tensor]] = []
     held = total = 0
@@ -107,7 +113,10 @@ def publish(
     def flush() -> None:
         nonlocal held
         if pending:
-            refs.append(put(_pack(pending, dtype, held)))
+            if exporter is not None:
+                refs.append(exporter.pack(pending, dtype, held))
+            elif put is not None:
+                refs.append(put(_pack(pending, dtype, held)))
             pending.clear()
             held = 0
 
@@ -115,16 +124,19 @@ def publish(
         cast = tensor.detach().to(kind)
         if name in shapes:
             raise SyncError(f"The learner sent {name!r} twice.")
-        shapes[name], sums[name] = tuple(cast.shape), fingerprint(cast)
+        shapes[name] = tuple(cast.shape)
+        if sums:
+            found[name] = fingerprint(cast)
         size = cast.numel() * cast.element_size()
         if pending and held + size > bucket_bytes:
             flush()
         # On the CPU the cast may be the parameter itself: nothing changes it before flush, which copies it.
-        pending.append((name, cast.to("cpu")))
+        pending.append((name, cast if exporter is not None else cast.to("cpu")))
         held += size
         total += size
     flush()
-    return WeightManifest(version, dtype, tuple(shapes), shapes, sums, tuple(refs), total)
+    transport = "object_store" if exporter is None else exporter.transport
+    return WeightManifest(version, dtype, tuple(shapes), shapes, found, tuple(refs), total, transport)
 
 
 def tensors(manifest: WeightManifest) -> Iterator[tuple[str, torch.Tensor]]:

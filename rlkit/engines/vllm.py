@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from rlkit import weights
+from rlkit import transfer, weights
 from rlkit.config import SampleSpec
 from rlkit.engines.base import Completion, Engine
 from rlkit.engines.settings import WORKER, engine_args, kv_cache_bytes
@@ -47,7 +47,8 @@ class VllmEngine(Engine):
         self.max_model_len = int(self._llm.model_config.max_model_len)
         self._finished = (0, 0)
         self._total = 0
-        return {"vllm": vllm.__version__}
+        gpus = self._llm.collective_rpc("rlkit_gpu") if self.device == "cuda" else []
+        return {"vllm": vllm.__version__, "gpus": gpus}
 
     def _cpu_args(self, path: str) -> dict[str, Any]:
         import transformers
@@ -120,13 +121,20 @@ class VllmEngine(Engine):
         return self._total - len(states), self._finished[1] + live
 
     def _take_weights(self, manifest: WeightManifest) -> None:
-        if self.spec.tensor_parallel_size == 1:
-            items: Any = weights.tensors(manifest)  # read bucket by bucket as vLLM asks for them
+        if manifest.transport != transfer.OBJECT_STORE:
+            self._llm.collective_rpc("rlkit_receive", args=(list(manifest.buckets),))
+        elif self.spec.tensor_parallel_size == 1:
+            # Read bucket by bucket as vLLM asks for them.
+            self._llm.collective_rpc("rlkit_load", args=(weights.tensors(manifest),))
         else:
             items = [(name, tensor.clone()) for name, tensor in weights.tensors(manifest)]
-        self._llm.collective_rpc("rlkit_load", args=(items,))
+            self._llm.collective_rpc("rlkit_load", args=(items,))
         if not self._llm.reset_prefix_cache():
             raise SyncError(f"engine-{self.index} could not drop its cached prompts, which belong to the old weights.")
+
+    def link(self, host: str, port: int, first: int, members: int) -> None:
+        """Join the NCCL group of rank 0 and the engines, as its members from ``first`` on."""
+        self._llm.collective_rpc("rlkit_link", args=(host, port, first, members))
 
     def _held(self, manifest: WeightManifest) -> list[tuple[str, str, int]]:
         shapes: Mapping[str, tuple[int, ...]] = dict(manifest.shapes)

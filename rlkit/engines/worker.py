@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlkit import transfer
 from rlkit.errors import SyncError
 from rlkit.weights import fingerprint
 
@@ -28,6 +29,24 @@ class WeightWorker:
         """Load whole tensors under their Hugging Face names, in place."""
         self.reload_weights(weights_iterator=iter(items))  # type: ignore[attr-defined]
         _repack(self.model_runner.model)
+
+    def rlkit_receive(self, buckets: list[transfer.DeviceBucket]) -> None:
+        """Load tensors from the ranks' GPUs: by NCCL once `rlkit_link` was called for it, else by CUDA IPC."""
+        link = None if any(b.handles for b in buckets) else self._link()
+        self.rlkit_load(transfer.receive(buckets, self.device, link))  # type: ignore[attr-defined]
+
+    def rlkit_link(self, host: str, port: int, first: int, members: int) -> None:
+        """Join the NCCL group of rank 0 and the engines; this engine's workers are its members from ``first`` on."""
+        self._rlkit_link = transfer.Link(host, port, first + self.rank, members, self.device)  # type: ignore[attr-defined]
+
+    def rlkit_gpu(self) -> str:
+        return transfer.gpu_uuid(self.device)  # type: ignore[attr-defined]
+
+    def _link(self) -> transfer.Link:
+        link: transfer.Link | None = getattr(self, "_rlkit_link", None)
+        if link is None:
+            raise SyncError("This engine has not joined an NCCL group with the learner.")
+        return link
 
     def rlkit_held(self, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> list[tuple[str, str, int]]:
         """(Hugging Face name, module, fingerprint) of all weights that this worker computes with."""

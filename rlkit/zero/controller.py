@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from rlkit import actors
+from rlkit import actors, transfer
 from rlkit.config import TrainSpec, as_plain
 from rlkit.errors import ActorDiedError, BatchError, DeadlineError, LearnerError, RlkitError, StaleBatchError
 from rlkit.losses import Objective
@@ -101,7 +102,14 @@ class Controller:
                 address = os.path.join(folder, "ranks") if alone else places[0][1:]
                 calls = [h.connect.remote(address) for h in self._ranks]
                 facts = self._wait("the ranks to load the model", calls, spec.start_timeout_s, "TrainSpec.start_timeout_s")
-        self._facts = facts[0] | {"nodes": [node for node, _, _ in places], "start_seconds": time.monotonic() - start}
+        gpus = [f["gpu"] for f in facts if f["gpu"] is not None]
+        nodes = [node for node, _, _ in places]
+        self._facts = facts[0] | {
+            "nodes": nodes,
+            "gpus": gpus,
+            "start_id": uuid.uuid4().hex,
+            "start_seconds": time.monotonic() - start,
+        }
         return self.info()
 
     def update(self, call: str, job: Work, objective: Objective, tag: int | None) -> UpdateStats:
@@ -166,13 +174,33 @@ class Controller:
             found = {s: ref for part in parts for s, ref in part.items()}
             return [found[s] for s in range(len(job.shards))]
 
-    def publish(self, dtype: str) -> WeightManifest:
-        """Put the weights into the object store."""
+    def publish(self, dtype: str, transport: str = transfer.OBJECT_STORE) -> WeightManifest:
+        """Put the weights where engines can take them."""
         with self._doing("publish", whole=True):
-            manifest: WeightManifest = self._call("publish_weights", lambda: [h.publish.remote(self._version, dtype) for h in self._ranks])[
-                0
-            ]
+            made = self._call("publish_weights", lambda: [h.publish.remote(self._version, dtype, transport) for h in self._ranks])
+            manifest: WeightManifest = transfer.merge(made) if transport == transfer.IPC else made[0]
             return manifest
+
+    @ray.method(concurrency_group="control")
+    def endpoint(self) -> tuple[str, int]:
+        """Where the NCCL group of rank 0 and the engines meets: an address and a free port on rank 0's node."""
+        _, host, port = self._wait("rank 0's address", [self._ranks[0].where.remote()], 60.0, SETTING)[0]
+        return str(host), int(port)
+
+    def link(self, host: str, port: int, members: int) -> None:
+        """Rank 0 forms an NCCL group with the engines' workers, which join at the same time."""
+        with self._doing("link"):
+            self._call("link", lambda: [self._ranks[0].link.remote(host, port, members)])
+
+    def broadcast(self) -> None:
+        """Rank 0 sends what was published to the group, while the engines load."""
+        with self._doing("broadcast"):
+            self._call("broadcast", lambda: [self._ranks[0].broadcast.remote()])
+
+    def release(self) -> None:
+        """Free published buckets that lie on GPUs."""
+        with self._doing("release"):
+            self._call("release", lambda: [h.release.remote() for h in self._ranks])
 
     def save(self, target: str) -> None:
         """Write a checkpoint."""

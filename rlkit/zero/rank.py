@@ -8,8 +8,9 @@ from typing import Any
 
 import ray
 
+from rlkit import transfer
 from rlkit.config import TrainSpec
-from rlkit.errors import CheckpointError
+from rlkit.errors import CheckpointError, SyncError
 from rlkit.weights import WeightManifest, publish
 from rlkit.zero.work import Job
 
@@ -24,6 +25,8 @@ class Rank:
         self._stopped: str | None = None
         self._call: str | None = None
         self._manifest: WeightManifest | None = None  # keeps the published buckets alive
+        self._exporter: transfer.Exporter | None = None  # and those on the GPU
+        self._link: transfer.Link | None = None
         if spec.gpus_per_rank == 0:
             torch.set_num_threads(threads(spec))
 
@@ -40,6 +43,8 @@ class Rank:
 
     def connect(self, address: tuple[str, int] | str) -> dict[str, Any]:
         """Join the process group and load the model. Returns facts about the trained parameters."""
+        import torch
+
         from rlkit.zero import engine, peers, train
 
         spec = self.spec
@@ -49,7 +54,8 @@ class Rank:
         self.trainer = train.Trainer(self.engine, self.peers)
         numel = [getattr(p, "ds_numel", p.numel()) for p in self.engine.model.parameters()]
         trained = [getattr(p, "ds_numel", p.numel()) for _, p in self.engine.trainable()]
-        return {"parameters": int(sum(numel)), "trained": int(sum(trained))}
+        gpu = transfer.gpu_uuid(torch.cuda.current_device()) if spec.gpus_per_rank > 0 else None
+        return {"parameters": int(sum(numel)), "trained": int(sum(trained)), "gpu": gpu}
 
     # ---- training
 
@@ -75,22 +81,46 @@ class Rank:
 
     # ---- weights
 
-    def publish(self, version: int, dtype: str) -> WeightManifest | None:
-        """Rank 0 puts the weights into the object store and returns the manifest; the others take part in the gathering."""
+    def publish(self, version: int, dtype: str, transport: str = transfer.OBJECT_STORE) -> WeightManifest | None:
+        """Rank 0 puts the weights where engines can take them and returns the manifest; the others take part in the gathering.
+
+        With ``ipc`` every rank keeps the buckets on its own GPU and returns a manifest with its own handles.
+        """
         from rlkit.zero.export import hf_items
         from rlkit.zero.peers import Guard
 
         items = hf_items(self.engine)
         guard = Guard("Publishing the weights")
         manifest = None
-        if self.rank == 0:
+        self.release()
+        self._exporter = None if transport == transfer.OBJECT_STORE else transfer.Exporter(transport)
+        if self.rank == 0 or transport == transfer.IPC:
             with guard:
-                manifest = publish(items, version=version, dtype=dtype)
+                manifest = publish(items, version=version, dtype=dtype, exporter=self._exporter, sums=self.rank == 0)
         for _ in items:  # what is left after an error, and all of it on the other ranks
             pass
         self.peers.agree(guard)
         self._manifest = manifest
         return manifest
+
+    def link(self, host: str, port: int, members: int) -> None:
+        """Form the NCCL group with the engines, as its member 0."""
+        import torch
+
+        self._link = transfer.Link(host, port, 0, members, torch.device("cuda", torch.cuda.current_device()))
+
+    def broadcast(self) -> None:
+        """Send the published buckets to the engines of the group, in order."""
+        if self._link is None or self._exporter is None:
+            raise SyncError("There is no NCCL group with the engines, or nothing was published for it.")
+        for flat in self._exporter.flats:
+            self._link.broadcast(flat)
+
+    def release(self) -> None:
+        """Free published buckets that lie on the GPU."""
+        if self._exporter is not None:
+            self._exporter.clear()
+        self._exporter = None
 
     def save_hf(self, target: str) -> None:
         """Write a directory that transformers loads; it appears whole or not at all."""
