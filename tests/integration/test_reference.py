@@ -60,7 +60,7 @@ def make_batch(shards: list[RolloutShard], temperature: float = 1.0, keep=None) 
         lengths=lengths,
         truncated=np.zeros(lengths.shape, bool),
         policy_version=0,
-        sampling=SampleSpec(n=lengths.shape[1], temperature=temperature),
+        sampling=SampleSpec(n=lengths.shape[1], temperature=temperature, logprobs=False),
         engine="hf",
         seconds=1.0,
     )
