@@ -42,7 +42,7 @@ class TwoNodes:
 def kernel_env(home: Path, **more: str) -> dict[str, str]:
     """This process's environment without Ray's variables and with its own $HOME and $RLKIT_HOME, so that no token is found by chance."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    return kept | {"HOME": str(home), "RLKIT_HOME": str(home / "rlkit"), **more}
+    return kept | {"HOME": str(home), "RLKIT_HOME": str(home / ".rlkit"), **more}
 
 
 @contextlib.contextmanager
