@@ -22,7 +22,6 @@ from rlkit.errors import ActorDiedError, ClusterError, ConfigError, DeadlineErro
 
 if TYPE_CHECKING:
     from rlkit.cluster import Cluster
-    from rlkit.config import ClusterSpec
 
 STATUS_TIMEOUT_S = 5.0
 
@@ -165,9 +164,10 @@ def _clusters(args: argparse.Namespace) -> Iterator[Cluster]:
     Raises:
         ClusterError: it cannot be reached, or is a local one that does not run.
     """
+    from rlkit import localhead
     from rlkit.cluster import connect, load_spec
 
-    specs = _local_specs()
+    specs = [localhead.spec_of(head) for head in localhead.living()]
     if args.config or args.address:
         asked = load_spec(args.config, address=args.address)
         if asked.address == "local":
@@ -183,14 +183,6 @@ def _clusters(args: argparse.Namespace) -> Iterator[Cluster]:
             yield cluster
         finally:
             cluster.disconnect()
-
-
-def _local_specs() -> list[ClusterSpec]:
-    """A spec for each local cluster that runs, with the settings it runs with."""
-    from rlkit import localhead
-    from rlkit.config import ClusterSpec
-
-    return [ClusterSpec.make(head.settings, name=head.name) for head in localhead.living()]
 
 
 def _describe(run: str, names: Sequence[str]) -> tuple[str, str, str]:

@@ -184,6 +184,11 @@ def connect(config: str | Path | ClusterSpec | None = None, *, address: str | No
     return _current
 
 
+def current() -> Cluster | None:
+    """The cluster that this kernel is connected to."""
+    return _current
+
+
 def load_spec(config: str | Path | ClusterSpec | None = None, **changes: Any) -> ClusterSpec:
     """The `ClusterSpec` behind what `connect` takes.
 

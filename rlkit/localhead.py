@@ -71,6 +71,11 @@ def living() -> list[Head]:
     return [head for head in found if head is not None and alive(head)]
 
 
+def spec_of(head: Head) -> ClusterSpec:
+    """A spec that `rlkit.connect` takes to find this head."""
+    return ClusterSpec.make(head.settings, name=head.name)
+
+
 def alive(head: Head) -> bool:
     """Whether the recorded process is still the one that runs under its pid."""
     _reap(head.pid)

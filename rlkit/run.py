@@ -418,10 +418,7 @@ def attach(name: str, cluster: Cluster | None = None, *, takeover: bool = False)
     Raises:
         RunError: no such run is alive; names those that are.
     """
-    if cluster is None:
-        from rlkit.cluster import connect
-
-        cluster = connect()
+    cluster = cluster or _cluster_of(name)
     recorder = actors.find("recorder", actors.namespace(name))
     if recorder is None:
         alive = ", ".join(actors.runs()) or "none"
@@ -430,6 +427,30 @@ def attach(name: str, cluster: Cluster | None = None, *, takeover: bool = False)
         )
     return Run(
         name, cluster, seed=actors.get(recorder.status.remote(), f"attaching to run {name!r}")["seed"], takeover=takeover, drive=False
+    )
+
+
+def _cluster_of(run: str) -> Cluster:
+    """The cluster that this kernel is connected to, else the local one on which the run lives.
+
+    Raises:
+        RunError: no local cluster has it.
+    """
+    from rlkit import localhead
+    from rlkit.cluster import connect, current
+
+    connected = current()
+    if connected is not None:
+        return connected
+    heads = localhead.living()
+    for head in heads:
+        cluster = connect(localhead.spec_of(head))
+        if run in cluster.ps():
+            return cluster
+        cluster.disconnect()
+    raise RunError(
+        f"No run {run!r} is alive on a local cluster (running: {', '.join(head.name for head in heads) or 'none'}). "
+        f"Connect to its cluster first: rlkit.attach({run!r}, rlkit.connect(...))."
     )
 
 

@@ -139,9 +139,9 @@ def test_version_names_what_matters(tmp_path):
     assert "vllm" in done.stdout
 
 
-def test_ps_lists_runs_and_kill_ends_one(local_cluster, tmp_path):
+def test_ps_lists_runs_attach_finds_one_and_kill_ends_it(local_cluster, tmp_path):
     cluster = local_cluster(storage=str(tmp_path / "runs"))
-    run = rl.Run("cli-listed", cluster, seed=0)
+    run = rl.Run("cli-listed", cluster, seed=3)
     other = rl.Run("cli-other", cluster, seed=0)
     listed = rlkit("ps", cwd=tmp_path)
     assert listed.returncode == 0, listed.stderr
@@ -151,6 +151,12 @@ def test_ps_lists_runs_and_kill_ends_one(local_cluster, tmp_path):
     assert row.split()[:3] == [cluster.spec.name, "cli-listed", "0"]
     assert f"driven by process {os.getpid()}" in row
     assert row.endswith("recorder")
+
+    attach = "import rlkit as rl; run = rl.attach('cli-listed'); print(run.name, run.seed, run.folder)"
+    attached = subprocess.run([sys.executable, "-c", attach], cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=True)
+    assert attached.stdout.split() == ["cli-listed", "3", str(tmp_path / "runs" / "cli-listed")]
+    absent = subprocess.run([sys.executable, "-c", "import rlkit; rlkit.attach('nobody')"], cwd=tmp_path, capture_output=True, text=True)
+    assert "No run 'nobody' is alive on a local cluster (running: tests)" in absent.stderr
 
     wrong = rlkit("kill", "cli-listd", cwd=tmp_path)
     assert wrong.returncode == 2
