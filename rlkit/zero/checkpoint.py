@@ -137,7 +137,7 @@ def load(engine: Engine, peers: Peers, source: Path) -> dict[str, Any]:
     engine.clear_moments()
     if manifest["moments"]:
         engine.make_moments(int(manifest["steps"]))
-    where = {}
+    where: dict[str, str] = {}
     for name in manifest["files"]:
         with safe_open(source / name, framework="pt") as file:
             where |= dict.fromkeys(file.keys(), name)
