@@ -87,9 +87,9 @@ class Engine:
         return self.policy.model
 
     def __call__(self, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(logprobs, entropy)`` as `Policy`. Collective under ZeRO-3."""
-        out: tuple[torch.Tensor, torch.Tensor] = self.ds(*inputs)
-        return out
+        """``(logprobs (M,), entropy (M,))`` of `Policy`. Collective under ZeRO-3."""
+        logprobs, entropy = self.ds(*inputs)
+        return logprobs, entropy
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of ``loss`` to what is accumulated. Collective. DeepSpeed averages over ranks; here losses of ranks add up."""

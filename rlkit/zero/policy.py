@@ -15,7 +15,9 @@ _RESCALED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_hea
 
 
 class Policy(nn.Module):
-    """A causal language model whose forward returns ``(logprobs (M,), entropy (M,))``, float32, nats, of M response tokens.
+    """A causal language model whose forward returns (2, M) float32: log-probs and entropy, nats, of M response tokens.
+
+    One tensor, not two: ZeRO-3 gathers this module's parameters for the backward pass once *all* of its outputs have a gradient.
 
     The head's weight is used outside its own module; ZeRO-3 is told so by `register_external` (DeepSpeed gathers it for the whole
     forward and backward of this module).
@@ -32,8 +34,8 @@ class Policy(nn.Module):
         prompt_lens: torch.Tensor,  # (B,) int64
         lengths: torch.Tensor,  # (B,) int64, response tokens
         temperature: float = 1.0,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return token_logprobs(self.model, input_ids, prompt_lens, lengths, temperature, self.chunk)
+    ) -> torch.Tensor:
+        return torch.stack(token_logprobs(self.model, input_ids, prompt_lens, lengths, temperature, self.chunk))
 
     def head(self) -> nn.Module | None:
         """The output layer when it is a plain linear map on the backbone's output, else None."""

@@ -189,7 +189,7 @@ class Trainer:
                 self._check(guard, stopped)
                 rows = _rows(share, round_)
                 logprobs, entropy = self._forward(held, rows, job.temperature)
-                loss = logprobs.sum() * 0.0 + entropy.sum() * 0.0
+                nothing = loss = logprobs.sum() * 0.0  # keeps the graph, so that every rank runs the same backward
                 if rows is not None:
                     old = logprobs.detach() if measure else held.old[minibatch][round_]
                     inputs = self._inputs(held, rows, share.advantages[share.micro[round_]], logprobs, old, entropy)
@@ -199,6 +199,7 @@ class Trainer:
                         weights = np.repeat(share.weights[share.micro[round_]], rows.lengths)
                         loss, metrics = job.objective(inputs, self._tensor(weights.astype(np.float32)))
                         tally.add(loss, metrics)
+                        loss = loss + nothing
                         tally.tokens += len(weights)
                 self.engine.backward(loss)
             self._check(guard, stopped)
@@ -248,9 +249,9 @@ class Trainer:
             )
 
     def _forward(self, held: Held, rows: Rows | None, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        if rows is None:  # an empty micro-batch: one row of a prompt token, nothing to predict
+        if rows is None:  # an empty micro-batch: one row whose loss counts nothing, through the same modules as any other
             one = torch.ones(1, dtype=torch.int64, device=self.engine.device)
-            return self.engine(torch.zeros(1, 2, dtype=torch.int64, device=self.engine.device), one, one * 0, temperature)
+            return self.engine(torch.zeros(1, 3, dtype=torch.int64, device=self.engine.device), 2 * one, one, temperature)
         ids = self._tensor(packing.input_ids(held.shards, rows))
         return self.engine(ids, self._tensor(rows.prompt_lens), self._tensor(rows.lengths), temperature)
 
