@@ -284,8 +284,8 @@ def set_up(venv: Path, extras: Sequence[str], root: Path = ROOT) -> None:
     else:
         say("all requirements are met; installing rlkit itself")
     run_pip(pip_command(python, extras, dependencies=bool(missing), root=root), venv / LOG)
-    for name in repair_torchvision(python):
-        say(f"removed {name}: it cannot be imported beside this torch, and rlkit does not need it")
+    if removed := repair_torchvision(python):
+        say(f"removed {', '.join(removed)}: not all of them can be imported beside this torch, and rlkit needs none")
     say("trying the imports")
     for module in ("rlkit", "vllm", "transformers.modeling_utils"):
         if not imports(python, module):
