@@ -31,6 +31,7 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     out = {
         "OMP_NUM_THREADS": str(spec.threads or max(1, math.ceil(spec.cpus_per_engine))),
         "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
         "TRANSFORMERS_VERBOSITY": "error",
     }
     if spec.engine == "hf":

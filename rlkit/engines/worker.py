@@ -27,8 +27,11 @@ class WeightWorker:
 
     def rlkit_load(self, items: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load whole tensors under their Hugging Face names, in place."""
-        self.reload_weights(weights_iterator=iter(items))  # type: ignore[attr-defined]
-        _repack(self.model_runner.model)
+        from vllm.config import set_current_vllm_config
+
+        with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
+            self.reload_weights(weights_iterator=iter(items))  # type: ignore[attr-defined]
+            _repack(self.model_runner.model)
 
     def rlkit_receive(self, buckets: list[transfer.DeviceBucket]) -> None:
         """Load tensors from the ranks' GPUs: by NCCL once `rlkit_link` was called for it, else by CUDA IPC."""
@@ -71,12 +74,13 @@ def held(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[st
     last = ""  # the last fused module, and its tensors that were read back: its parts come one after the other
     read: dict[str, list[tuple[str, torch.Tensor]]] = {}
     embeddings: dict[int, str] = {}
+    lookup = _lookup_only(model)
     for name, shape in shapes.items():
         path, _, leaf = _vllm_name(model, name).rpartition(".")
         if path in modules and leaf in modules[path]._parameters:
             module = modules[path]
             covered.add(id(module._parameters[leaf]))
-            for where, tensor in _values(path, module, leaf, shape):
+            for where, tensor in _values(path, module, leaf, shape, packed=module is not lookup):
                 yield name, where, tensor
             if leaf == "weight":
                 embeddings[id(module._parameters[leaf])] = name
@@ -105,14 +109,21 @@ def held(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[st
             if id(parameter) not in covered:
                 yield f"{path}.{leaf}", path, parameter
             elif tied is not None and leaf == "weight" and _vllm_name(model, tied) != f"{path}.weight":
-                for where, tensor in _values(path, module, leaf, shapes[tied]):
+                for where, tensor in _values(path, module, leaf, shapes[tied], packed=module is not lookup):
                     yield tied, where, tensor
 
 
-def _values(path: str, module: Any, leaf: str, shape: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+def _lookup_only(model: Any) -> Any | None:
+    """The input embedding when another module is the output layer: vLLM packs it for products that it never makes."""
+    head = getattr(model, "lm_head", None)
+    tables = [m for m in model.modules() if hasattr(m, "cpu_linear") and hasattr(m, "num_embeddings") and m is not head]
+    return tables[0] if head is not None and len(tables) == 1 else None
+
+
+def _values(path: str, module: Any, leaf: str, shape: tuple[int, ...], packed: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
     """What ``module`` computes with as its ``leaf``, by every way it is used; padding rows of a vocabulary are cut off."""
     parameter = module._parameters[leaf]
-    packed = leaf == "weight" and hasattr(module, "cpu_linear") and len(shape) == 2
+    packed = packed and leaf == "weight" and hasattr(module, "cpu_linear") and len(shape) == 2
     if parameter.numel() > 0:
         if parameter.shape[1:] != tuple(shape[1:]) or parameter.shape[0] < shape[0]:
             raise SyncError(f"{path}.{leaf} is {tuple(parameter.shape)} in the engine and {tuple(shape)} in the learner.")
@@ -139,8 +150,9 @@ def _unpack(module: Any, shape: tuple[int, ...]) -> torch.Tensor:
 
 def _repack(model: Any) -> None:
     """Pack again what shares its weight with another layer and so was not told that it changed."""
+    lookup = _lookup_only(model)
     for module in model.modules():
-        if hasattr(module, "cpu_linear") and module.weight.numel() > 0:
+        if hasattr(module, "cpu_linear") and module.weight.numel() > 0 and module is not lookup:
             module.quant_method.process_weights_after_loading(module)
 
 
@@ -161,7 +173,7 @@ def _vllm_name(model: Any, name: str) -> str:
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     if mapper is None:
         return name
-    if hasattr(mapper, "orig_to_new_stacked"):  # vLLM 0.30 names the fused layer here, 0.26 does not
+    if hasattr(mapper, "orig_to_new_stacked"):  # names the fused layer in place of its parts
         mapper = dataclasses.replace(mapper, orig_to_new_stacked={})
     mapped = mapper._map_name(name)
     return name if mapped is None else mapped

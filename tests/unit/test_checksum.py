@@ -68,7 +68,7 @@ def test_zeros_show_their_number_and_sign():
 def test_chunks_do_not_change_it(monkeypatch, chunk):
     x = torch.randn(20, generator=torch.Generator().manual_seed(1))
     whole = checksum(x)
-    monkeypatch.setattr(module, "_CHUNK", chunk)
+    monkeypatch.setattr(module, "_CHUNK", {"cpu": chunk})
     assert checksum(x) == whole
 
 
@@ -79,3 +79,9 @@ def test_checksums_takes_mappings_and_pairs():
 
 def test_gradients_do_not_get_in_the_way():
     assert checksum(torch.nn.Parameter(torch.ones(3))) == checksum(torch.ones(3))
+
+
+def test_the_tensor_itself_is_left_alone():
+    x = torch.arange(5, dtype=torch.float64)
+    checksum(x)
+    assert torch.equal(x, torch.arange(5, dtype=torch.float64))
