@@ -73,6 +73,8 @@ class Engine:
             warnings.simplefilter("ignore")
             import deepspeed
         deepspeed.utils.logger.setLevel(logging.WARNING)
+        # DeepSpeed calls torch.distributed functions that torch is renaming, a warning a call.
+        warnings.filterwarnings("ignore", message=r"`torch\.distributed\..*` is deprecated", category=FutureWarning)
         if not self.cuda:
             # DeepSpeed would compile a C++ all-reduce at start (minutes when not cached); gloo does the same work.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -244,8 +244,8 @@ class Trainer:
             self.engine.discard()
             raise LogprobGapError(
                 f"Sampler and learner disagree about the same tokens: mean |difference of log-probs| is {gap:.3g} nats, allowed is "
-                f"{limit:.3g} (max_logprob_gap). The batch says policy version {job.policy_version}. The engines probably hold other weights: run "
-                "sampler.sync(learner) and roll out again. Nothing was applied."
+                f"{limit:.3g} (max_logprob_gap). The batch says policy version {job.policy_version}. The engines probably hold other "
+                "weights: run sampler.sync(learner) and roll out again. Nothing was applied."
             )
 
     def _forward(self, held: Held, rows: Rows | None, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
