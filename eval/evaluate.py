@@ -12,7 +12,6 @@ from rlkit.reprs import html_table, number
 if TYPE_CHECKING:
     from rlkit.sampler import Sampler
     from rlkit.tasks import Tasks
-
     from rlkit.types import Scored
 
 

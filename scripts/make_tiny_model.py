@@ -13,8 +13,8 @@ Decoded greedily the model answers at once and is mostly wrong; sampled at tempe
 That is what reinforcement learning finds: thinking pays. The test split of ``eval/data/arithmetic`` is never trained on.
 
 The seed fixes the data and the first weights; rounding differs between machines, so the last digits of the result do too. The model
-that is shipped was made with the defaults and ``--device cuda`` (greedy accuracy on the test split 0.34; made on a CPU, 0.336). Not
-every seed gets there in 1,000 steps: with 0 and 2 the terse answers were still mostly noise (0.05).
+that is shipped was made with the defaults on a CPU (greedy accuracy on the test split 0.336). Not every seed gets there in 1,000 steps:
+with 0 and 2 the terse answers were still mostly noise (0.05).
 """
 
 from __future__ import annotations
