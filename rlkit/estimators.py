@@ -79,7 +79,7 @@ def find(estimator: str | Estimate) -> Estimator:
     """
     if isinstance(estimator, str):
         if estimator not in ESTIMATORS:
-            raise ConfigError(f"There is no estimator {estimator!r}{nearest(estimator, ESTIMATORS)}. Known: {', '.join(ESTIMATORS)}.")
+            raise ConfigError(f"There is no estimator {estimator!r}{nearest(estimator, ESTIMATORS) or '.'} Known: {', '.join(ESTIMATORS)}.")
         return ESTIMATORS[estimator]
     if callable(estimator):
         return Estimator(getattr(estimator, "__name__", type(estimator).__name__).strip("<>"), estimator)
@@ -134,4 +134,4 @@ def _check_settings(chosen: Estimator, settings: Mapping[str, Any]) -> None:
     for key in settings:
         if key not in names:
             listed = ", ".join(names) or "none"
-            raise ConfigError(f"Estimator {chosen.name!r} has no setting {key!r}{nearest(key, names)}. Known: {listed}.")
+            raise ConfigError(f"Estimator {chosen.name!r} has no setting {key!r}{nearest(key, names) or '.'} Known: {listed}.")

@@ -183,4 +183,4 @@ class Objective:
 
 
 def _unknown(what: str, value: Any, known: Any) -> str:
-    return f"{what} {value!r} is not known{nearest(str(value), known)}. Known: {', '.join(known)}."
+    return f"{what} {value!r} is not known{nearest(str(value), known) or '.'} Known: {', '.join(known)}."

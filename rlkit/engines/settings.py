@@ -66,7 +66,7 @@ def engine_args(spec: EngineSpec, known: list[str], **ours: Any) -> dict[str, An
     args |= dict(spec.vllm)
     for key in args:
         if key not in known:
-            raise ConfigError(f"vLLM has no engine argument {key!r}{nearest(key, known)}.")
+            raise ConfigError(f"vLLM has no engine argument {key!r}{nearest(key, known) or '.'}")
     return args | ours
 
 

@@ -30,7 +30,7 @@ def check_rules(rules: Sequence[str]) -> tuple[str, ...]:
     rules = (rules,) if isinstance(rules, str) else tuple(rules)
     for rule in rules:
         if rule not in RULES:
-            raise ConfigError(f"There is no extraction rule {rule!r}{nearest(str(rule), RULES)}. Known: {', '.join(RULES)}.")
+            raise ConfigError(f"There is no extraction rule {rule!r}{nearest(str(rule), RULES) or '.'} Known: {', '.join(RULES)}.")
     if not rules:
         raise ConfigError(f"rules is empty; name at least one of {', '.join(RULES)}.")
     return tuple(r for r in RULES if r in rules)

@@ -50,7 +50,7 @@ class Format(Reward):
             raise ConfigError("Format takes a pattern or a style, not both.")
         style = "think" if pattern is None and style is None else style
         if style is not None and style not in STYLES:
-            raise ConfigError(f"Format has no style {style!r}{nearest(style, STYLES)}. Known: {', '.join(STYLES)}.")
+            raise ConfigError(f"Format has no style {style!r}{nearest(style, STYLES) or '.'} Known: {', '.join(STYLES)}.")
         try:
             self.regex = None if pattern is None else re.compile(pattern, re.DOTALL)
         except re.error as error:
