@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 import warnings
@@ -99,6 +100,7 @@ class Sampler:
             try:
                 summaries = self._wait(
                     replies,
+                    shards,
                     what=f"{len(asked)} x {spec.n} responses from {len(replies)} engine(s)",
                     timeout_s=self._spec.rollout_timeout_s,
                     setting="EngineSpec.rollout_timeout_s",
@@ -248,11 +250,16 @@ class Sampler:
             f"context {first['max_model_len']}, {version})"
         )
 
-    def _wait(self, refs: list[Any], *, call: str | None = None, on_tick: Any = None, **named: Any) -> list[Any]:
+    def _wait(
+        self, refs: list[Any], shards: Sequence[Any] = (), *, call: str | None = None, on_tick: Any = None, **named: Any
+    ) -> list[Any]:
+        """`rlkit.actors.wait`; on any error, stop ``call`` everywhere and take note of the failed ``shards``."""
+
         def abort() -> None:
             if call is not None:
                 for handle in self._handles:
                     handle.abort.remote(call)
+            _note_failed(refs, shards)
 
         if not refs:
             raise RolloutError(f"This sampler was closed. {AGAIN}")
@@ -265,6 +272,21 @@ class Sampler:
         except BaseException:  # an interrupt, a deadline, an error of one engine: none of them leaves the others working
             abort()
             raise
+
+
+def _note_failed(replies: Sequence[Any], shards: Sequence[Any]) -> None:
+    """Look at the errors in ``shards`` whose replies failed too: Ray prints in the notebook what nobody looked at."""
+    import ray
+    from ray.exceptions import RayError
+
+    for reply, shard in zip(replies, shards, strict=False):
+        if not ray.wait([reply], timeout=0, fetch_local=False)[0]:
+            continue
+        try:
+            ray.get(reply)
+        except RayError:
+            with contextlib.suppress(RayError):
+                ray.get(shard)
 
 
 def as_prompts(prompts: Any) -> list[Prompt]:

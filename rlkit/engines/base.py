@@ -43,6 +43,10 @@ class Completion:
     text: str | None = None  # None: decode the tokens
 
 
+class Stopped(RolloutError):
+    """`Engine.abort` was called for the running call; never leaves the engine."""
+
+
 class Engine:
     """The protocol and what is common to its engines; `_load`, `_sample`, `_take_weights` and `_count` are theirs."""
 
@@ -87,16 +91,18 @@ class Engine:
             self._started = True
         return self.info()
 
-    def generate(self, call: str, prompts: list[Prompt], sampling: SampleSpec, seeds: list[int]) -> tuple[RolloutShard, dict[str, Any]]:
+    def generate(
+        self, call: str, prompts: list[Prompt], sampling: SampleSpec, seeds: list[int]
+    ) -> tuple[RolloutShard | None, dict[str, Any]]:
         """Sample ``sampling.n`` responses for each prompt; ``seeds`` has one a prompt.
 
         Returns:
             The shard, and a summary: ``lengths`` (p, G) int32, ``truncated`` (p, G) bool, ``prompt_lengths`` (p,) int32, ``dropped``
-            ((prompt id, tokens) ...), ``version``, ``seconds``. Dropped prompts are in neither.
+            ((prompt id, tokens) ...), ``version``, ``seconds``. Dropped prompts are in neither. After `abort`, None and nothing.
 
         Raises:
             SyncError: a weight sync was begun and not finished.
-            RolloutError: `abort` was called for this call.
+            RolloutError: log-probs that are not numbers.
         """
         if self._version is None:
             raise SyncError(f"engine-{self.index} holds no complete set of weights: run sampler.sync(learner) first.")
@@ -106,6 +112,8 @@ class Engine:
             keep = [i for i, t in enumerate(tokens) if len(t) < self.max_model_len]
             dropped = tuple((prompts[i].id, len(t)) for i, t in enumerate(tokens) if len(t) >= self.max_model_len)
             groups = self._sample([tokens[i] for i in keep], sampling, [seeds[i] for i in keep]) if keep else []
+        except Stopped:
+            return None, {}  # nobody is waiting: an error would only be printed in the notebook later
         finally:
             self._call = None
             self._aborted.discard(call)
@@ -200,7 +208,7 @@ class Engine:
 
     def _stop_if_aborted(self) -> None:
         if self._call in self._aborted:
-            raise RolloutError(f"The rollout was stopped on engine-{self.index}.")
+            raise Stopped
 
     def _tokenize(self, prompts: list[Prompt]) -> list[list[int]]:
         from rlkit import templates

@@ -52,6 +52,7 @@ def start(model: str, spec: EngineSpec, space: str, *, restart: bool, version: i
 
 
 def _spawn(model: str, spec: EngineSpec, index: int, space: str, version: int | None) -> Any:
+    whole_gpus = spec.gpus_per_engine > 0 and spec.tensor_parallel_size > 1
     return actors.spawn(
         engine_class(spec.engine),
         f"engine-{index}",
@@ -61,7 +62,7 @@ def _spawn(model: str, spec: EngineSpec, index: int, space: str, version: int | 
         index,
         version,
         cpus=spec.cpus_per_engine,
-        gpus=max(spec.gpus_per_engine, float(spec.tensor_parallel_size)) if spec.tensor_parallel_size > 1 else spec.gpus_per_engine,
+        gpus=max(spec.gpus_per_engine, float(spec.tensor_parallel_size)) if whole_gpus else spec.gpus_per_engine,
         env=environment(spec),
         spread=spec.engines > 1,
     )

@@ -39,6 +39,8 @@ class VllmEngine(Engine):
             ours |= self._cpu_args(path)
         elif self.spec.kv_cache_gib is not None:
             ours["kv_cache_memory_bytes"] = int(self.spec.kv_cache_gib * 2**30)
+        if self.spec.tensor_parallel_size > 1 and "distributed_executor_backend" not in self.spec.vllm:
+            ours["distributed_executor_backend"] = "mp"  # workers as children of this process; vLLM would ask Ray for actors of its own
         args = engine_args(self.spec, [f.name for f in dataclasses.fields(EngineArgs)], **ours)
         try:
             self._llm = LLMEngine.from_engine_args(EngineArgs(**args), usage_context=UsageContext.LLM_CLASS)
@@ -138,10 +140,14 @@ class VllmEngine(Engine):
 
     def _held(self, manifest: WeightManifest) -> list[tuple[str, str, int]]:
         shapes: Mapping[str, tuple[int, ...]] = dict(manifest.shapes)
-        return self._llm.collective_rpc("rlkit_held", args=(shapes, manifest.dtype))[0]
+        workers = self._llm.collective_rpc("rlkit_held", args=(shapes, manifest.dtype))
+        # What is split over workers is gathered, the same in all their reports; what each has a copy of shows when copies differ.
+        return list(dict.fromkeys(tuple(entry) for report in workers for entry in report))
 
     def apply(self, fn: Callable[[Any], Any]) -> Any:
-        found = self._llm.collective_rpc("rlkit_apply", args=(fn,))
+        import cloudpickle
+
+        found = self._llm.collective_rpc("rlkit_apply", args=(cloudpickle.dumps(fn),))
         return found[0] if len(found) == 1 else found
 
 

@@ -59,7 +59,11 @@ class WeightWorker:
         with torch.no_grad():
             return [(name, where, fingerprint(tensor.to(kind))) for name, where, tensor in held(self.model_runner.model, shapes)]
 
-    def rlkit_apply(self, fn: Callable[[Any], Any]) -> Any:
+    def rlkit_apply(self, pickled: bytes) -> Any:
+        """``fn(model)`` for a function pickled by value, which one of a notebook's cell must be."""
+        import cloudpickle
+
+        fn: Callable[[Any], Any] = cloudpickle.loads(pickled)
         return fn(self.model_runner.model)
 
 
@@ -93,14 +97,14 @@ def held(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[st
         if leaf not in module._parameters:
             continue
         rows = [shapes[name.replace(f".{part}.", f".{s}.")][0] for s in siblings]
-        start = sum(rows[: siblings.index(part)])
+        at = siblings.index(part)
         covered.add(id(module._parameters[leaf]))
         if last != fused_path:
             last, read = fused_path, {}
         if leaf not in read:
-            read[leaf] = list(_values(fused_path, module, leaf, (sum(rows), *shape[1:])))
+            read[leaf] = list(_values(fused_path, module, leaf, (sum(rows), *shape[1:]), rows=rows))
         for where, tensor in read[leaf]:
-            yield name, where, tensor[start : start + shape[0]]
+            yield name, where, tensor.split(rows)[at]
     for path, module in modules.items():
         for leaf, parameter in module._parameters.items():
             if parameter is None or not hasattr(parameter, "shape"):
@@ -120,26 +124,55 @@ def _lookup_only(model: Any) -> Any | None:
     return tables[0] if head is not None and len(tables) == 1 else None
 
 
-def _values(path: str, module: Any, leaf: str, shape: tuple[int, ...], packed: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """What ``module`` computes with as its ``leaf``, by every way it is used; padding rows of a vocabulary are cut off."""
+def _values(
+    path: str, module: Any, leaf: str, shape: tuple[int, ...], *, rows: list[int] | None = None, packed: bool = True
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What ``module`` computes with as its ``leaf``, whole, by every way it is used; ``rows`` are those of the layers fused in it.
+
+    With tensor parallelism every worker must ask for the same values in the same order: each one is gathered from all of them.
+    """
     parameter = module._parameters[leaf]
     packed = packed and leaf == "weight" and hasattr(module, "cpu_linear") and len(shape) == 2
-    if parameter.numel() > 0:
-        if parameter.shape[1:] != tuple(shape[1:]) or parameter.shape[0] < shape[0]:
-            raise SyncError(f"{path}.{leaf} is {tuple(parameter.shape)} in the engine and {tuple(shape)} in the learner.")
-        yield path, parameter[: shape[0]]
-    elif not packed:
-        raise SyncError(f"{path}.{leaf} is empty in the engine.")
+    found = [(path, parameter)] if parameter.numel() > 0 else []
     if packed:
-        yield f"{path}, packed", _unpack(module, shape)[: shape[0]]
+        found.append((f"{path}, packed", _unpack(module, shape)))
+    if not found:
+        raise SyncError(f"{path}.{leaf} is empty in the engine.")
+    for where, local in found:
+        whole = _whole(module, leaf, local, rows or [shape[0]])
+        if whole.shape[1:] != tuple(shape[1:]) or whole.shape[0] < shape[0]:
+            raise SyncError(f"{path}.{leaf} is {tuple(whole.shape)} in the engine and {tuple(shape)} in the learner.")
+        yield where, whole[: shape[0]]  # a vocabulary is padded
+
+
+def _whole(module: Any, leaf: str, local: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """The whole tensor of which every tensor-parallel worker holds a part; ``local`` itself when there is one worker."""
+    import torch
+
+    workers = getattr(module, "tp_size", 1)
+    if workers == 1:
+        return local
+    from vllm.distributed import tensor_model_parallel_all_gather
+
+    if getattr(module, "input_size_per_partition", 0) != getattr(module, "input_size", 0):  # split by columns; its bias is not split
+        return tensor_model_parallel_all_gather(local.contiguous(), 1) if leaf == "weight" else local
+    blocks = tensor_model_parallel_all_gather(local.contiguous(), 0).chunk(workers)
+    if hasattr(module, "num_embeddings"):
+        return torch.cat(blocks)
+    copies = [1] * len(rows)  # key and value heads are repeated where there are fewer of them than workers
+    if hasattr(module, "num_kv_head_replicas"):
+        copies = [1, *[module.num_kv_head_replicas] * (len(rows) - 1)]
+    sizes = [n * c // workers for n, c in zip(rows, copies, strict=True)]
+    pieces = [block.split(sizes) for block in blocks]
+    return torch.cat([torch.cat([p[i] for p in pieces[:: copies[i]]]) for i in range(len(rows))])
 
 
 def _unpack(module: Any, shape: tuple[int, ...]) -> torch.Tensor:
-    """(rows, columns) of the weight that ``module.cpu_linear`` multiplies with, by blocks of 256 columns."""
+    """(rows, columns) of this worker's part of the weight, as ``module.cpu_linear`` multiplies with it, by blocks of 256 columns."""
     import torch
 
     kind = getattr(module, "params_dtype", None) or module.weight.dtype
-    columns = shape[1]
+    columns = getattr(module, "input_size_per_partition", shape[1])
     out = []
     for start in range(0, columns, 256):
         x = torch.zeros(min(256, columns - start), columns, dtype=kind)

@@ -236,3 +236,31 @@ def test_the_learner_sends_in_the_engines_dtype(pair):
     with pytest.raises(SyncError, match=f"computes in {here}, the learner sent {other}"):
         actors.wait([sampler.engines[0].load_weights.remote(learner.publish_weights(other))], what="-", timeout_s=30, setting="-")
     assert sampler.sync(learner).version == learner.get(sampler.engines[0].version.remote())
+
+
+def tamper_second_worker(model):
+    import torch
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    with torch.no_grad():
+        model.model.layers[0].input_layernorm.weight[0] += float(get_tensor_model_parallel_rank())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_are_whole_again_over_tensor_parallel_workers(ray_local, owner, tmp_path, tied):
+    """Two workers hold half of each matrix, and a copy each of the one key-value head and of the norms."""
+    path = str(make_model(tmp_path / "m", tied=tied))
+    sampler = Sampler.start(path, EngineSpec(max_model_len=128, tensor_parallel_size=2, cpus_per_engine=2), owner)
+    learner = Learner(ray_local, path)
+    learner.step()
+    assert sampler.sync(learner).checked >= 26
+    assert learner.gap(sampler.generate(PROMPTS, n=2, max_tokens=16, seed=0)) < 1e-4
+    with pytest.raises(SyncError, match=r"mlp\.up_proj"):
+        sampler.sync(Tampering(learner, "model.layers.1.mlp.up_proj.weight"))
+    sampler.sync(learner)
+    manifest = learner.publish_weights("float32")
+    ray.get(sampler.engines[0].apply.remote(tamper_second_worker))
+    with pytest.raises(SyncError, match=r"layers\.0\.input_layernorm"):
+        actors.wait([sampler.engines[0].verify.remote(manifest)], what="a check", timeout_s=60, setting="-")
+    ray_local.kill(learner.holder)
