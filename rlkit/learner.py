@@ -50,20 +50,19 @@ class Learner:
             SpecChangedError: a learner with other settings is alive; the message names them.
             DeadlineError: the ranks did not start within ``spec.start_timeout_s``.
         """
-        from rlkit.models import resolve
         from rlkit.zero import ds_config
 
         ds_config.make(spec, 1, 1)  # refuse bad DeepSpeed settings before anything starts
-        found = resolve(model)
-        wanted = {"name": found.name, "path": str(found.path), "fingerprint": found.fingerprint}
+        if Path(model).expanduser().is_dir():
+            model = str(Path(model).expanduser().resolve())  # the ranks' working directory is another one
         living = actors.find(NAME, owner.namespace)
         if living is not None:
             learner = cls.attach(owner)
-            learner._same(wanted, spec)
+            learner._same(model, spec)
             return learner
         from rlkit.zero.controller import Controller
 
-        controller = actors.spawn(Controller, NAME, owner.namespace, wanted, spec, owner.name)
+        controller = actors.spawn(Controller, NAME, owner.namespace, model, spec, owner.name)
         try:
             info = _wait(controller.start.remote(), "the learner to start", spec.start_timeout_s + _CONTROL_S, "TrainSpec.start_timeout_s")
         except BaseException:
@@ -297,11 +296,10 @@ class Learner:
                     interrupt.add_note(f"The update was past its first optimizer step and was finished: policy version {self._version}.")
             raise
 
-    def _same(self, model: Mapping[str, str], spec: TrainSpec) -> None:
+    def _same(self, model: str, spec: TrainSpec) -> None:
         changed = self.spec.diff(spec)
-        mine = self.info["model"]
-        if mine["fingerprint"] != model["fingerprint"]:
-            changed["model"] = (mine["name"], model["name"])
+        if self.info["model"]["asked"] != model:
+            changed["model"] = (self.info["model"]["asked"], model)
         if changed:
             listed = "; ".join(f"{k} is {a!r}, asked for {b!r}" for k, (a, b) in sorted(changed.items()))
             raise SpecChangedError(

@@ -18,7 +18,7 @@ import ray
 
 from rlkit import actors, transfer
 from rlkit.config import TrainSpec, as_plain
-from rlkit.errors import ActorDiedError, BatchError, DeadlineError, LearnerError, RlkitError, StaleBatchError
+from rlkit.errors import ActorDiedError, BatchError, DeadlineError, LearnerError, ModelError, RlkitError, StaleBatchError
 from rlkit.losses import Objective
 from rlkit.types import UpdateStats
 from rlkit.weights import WeightManifest
@@ -32,8 +32,8 @@ SETTING = "TrainSpec.update_timeout_s"
 class Controller:
     """Policy version, optimizer steps and the ranks of one learner."""
 
-    def __init__(self, model: dict[str, str], spec: TrainSpec, run: str) -> None:
-        self.model, self.spec, self.run = model, spec, run
+    def __init__(self, model: str, spec: TrainSpec, run: str) -> None:
+        self.model, self.spec, self.run = {"asked": model}, spec, run
         self._ranks: list[Any] = []
         self._facts: dict[str, Any] = {}
         self._version = 0
@@ -86,7 +86,7 @@ class Controller:
                     f"rank-{i}",
                     actors.namespace(self.run),
                     i,
-                    self.model["path"],
+                    self.model["asked"],
                     spec,
                     cpus=spec.cpus_per_rank,
                     gpus=spec.gpus_per_rank,
@@ -102,6 +102,10 @@ class Controller:
                 address = os.path.join(folder, "ranks") if alone else places[0][1:]
                 calls = [h.connect.remote(address) for h in self._ranks]
                 facts = self._wait("the ranks to load the model", calls, spec.start_timeout_s, "TrainSpec.start_timeout_s")
+        files = {f["fingerprint"] for f in facts}
+        if len(files) > 1:
+            raise ModelError(f"The ranks' nodes hold different files under {self.model['asked']!r}: {', '.join(sorted(files))}.")
+        self.model |= {"name": facts[0]["name"], "fingerprint": facts[0]["fingerprint"]}
         gpus = [f["gpu"] for f in facts if f["gpu"] is not None]
         nodes = [node for node, _, _ in places]
         self._facts = facts[0] | {
@@ -209,7 +213,7 @@ class Controller:
                 "version": self._version,
                 "tag": self._in_tag[0],
                 "updates_in_tag": self._in_tag[1],
-                "model": {k: v for k, v in self.model.items() if k != "path"},
+                "model": {k: v for k, v in self.model.items() if k != "asked"},
                 "spec": as_plain(self.spec),
                 "run": self.run,
             }

@@ -18,10 +18,10 @@ from rlkit.zero.work import Job
 class Rank:
     """One process of the learner, with one DeepSpeed engine."""
 
-    def __init__(self, rank: int, path: str, spec: TrainSpec) -> None:
+    def __init__(self, rank: int, model: str, spec: TrainSpec) -> None:
         import torch
 
-        self.rank, self.path, self.spec = rank, path, spec
+        self.rank, self.model, self.spec = rank, model, spec
         self._stopped: str | None = None
         self._call: str | None = None
         self._manifest: WeightManifest | None = None  # keeps the published buckets alive
@@ -45,9 +45,11 @@ class Rank:
         """Join the process group and load the model. Returns facts about the trained parameters."""
         import torch
 
+        from rlkit.models import resolve
         from rlkit.zero import engine, peers, train
 
-        spec = self.spec
+        spec, found = self.spec, resolve(self.model)  # on this rank's node
+        self.path = str(found.path)
         engine.join(self.rank, spec.ranks, address, spec.gpus_per_rank > 0, max(60.0, spec.update_timeout_s))
         self.engine = engine.Engine(self.path, spec)
         self.peers = peers.Peers()
@@ -55,7 +57,13 @@ class Rank:
         numel = [getattr(p, "ds_numel", p.numel()) for p in self.engine.model.parameters()]
         trained = [getattr(p, "ds_numel", p.numel()) for _, p in self.engine.trainable()]
         gpu = transfer.gpu_uuid(torch.cuda.current_device()) if spec.gpus_per_rank > 0 else None
-        return {"parameters": int(sum(numel)), "trained": int(sum(trained)), "gpu": gpu}
+        return {
+            "parameters": int(sum(numel)),
+            "trained": int(sum(trained)),
+            "gpu": gpu,
+            "name": found.name,
+            "fingerprint": found.fingerprint,
+        }
 
     # ---- training
 
