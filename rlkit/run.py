@@ -213,9 +213,17 @@ class Run(Owner):
         self.commit(step, metrics | extra, scored, batch)
 
     def commit(
-        self, step: int, metrics: Mapping[str, float], scored: Scored | None = None, batch: Batch | None = None, recovered: bool = False
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        scored: Scored | None = None,
+        batch: Batch | None = None,
+        recovered: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record that ``step`` is complete. `log` is the call for a notebook; this one takes bare metrics."""
+        """Record that ``step`` is complete. `log` is the call for a notebook; this one takes bare metrics.
+
+        ``recovered`` holds the data positions of a step that another kernel worked on.
+        """
         self.ledger.check()
         learner = self._parts.get("learner")
         version = learner.version if learner is not None else None
@@ -230,17 +238,20 @@ class Run(Owner):
             "version": version,
             "updates": version - begun if version is not None and begun is not None else None,
             "metrics": dict(metrics) | times,
-            "positions": {key: thing.state() for key, thing in self._stateful.items()},
-            "recovered": recovered,
+            "positions": self._positions() if recovered is None else recovered,
+            "recovered": recovered is not None,
         }
         self._phases = []
         self.ledger.call("commit", self.ledger.epoch, event)
-        if self.step == step:
-            self.step = None
         if scored is not None:
             self._write_samples(step, scored, batch)
         if learner is not None and self.checkpoint_every and (step + 1) % self.checkpoint_every == 0:
             self.checkpoint()
+        if self.step == step:
+            self.step = None
+
+    def _positions(self) -> dict[str, Any]:
+        return {key: thing.state() for key, thing in self._stateful.items()}
 
     def _write_samples(self, step: int, scored: Scored, batch: Batch | None) -> None:
         """Start writing in the recorder; a failure of an earlier write is raised here."""
@@ -264,8 +275,7 @@ class Run(Owner):
         if learner is None:
             raise RunError("There is no learner in this run to checkpoint.")
         path = checkpoints.path_of(self.folder, step)
-        with self.phase("checkpoint"):
-            learner.save(str(path))
+        learner.save(str(path))
         self.ledger.append({"kind": "checkpoint", "step": step, "path": str(path)})
         self._call_on_storage("prune", self.keep)
         return path
@@ -348,6 +358,8 @@ class Run(Owner):
             facts["t_start"] = time.time()
             yield facts
         event = {"kind": "phase", "phase": name, "step": self.step} | facts
+        if self.step is not None:
+            event["positions"] = self._positions()
         self._phases.append(event)
         self.ledger.send(event)
 

@@ -89,9 +89,11 @@ def recover(run: Run) -> None:
         update = state["last_update"]
         if applied == expected and update is not None and update["tag"] == step:
             metrics: dict[str, float] = {}
+            positions: dict[str, Any] = {}
             for phase in run.ledger.call("phases", step):
-                metrics |= phase.get("metrics", {})
-            run.commit(step, metrics | dict(update["stats"].metrics), recovered=True)
+                metrics |= phase.get("metrics", {}) | {f"time/{phase['phase']}": phase["seconds"]}
+                positions = phase["positions"]
+            run.commit(step, metrics | dict(update["stats"].metrics), recovered=positions)
             run.note(f"Step {step} had been applied before it was interrupted; it is complete, its samples were not kept.")
         else:
             run.note(f"Step {step} was left with {applied} of {expected} updates; going back to the last checkpoint.")

@@ -1,8 +1,8 @@
 """A notebook's loop as a script, for tests that kill or interrupt it. Usage: driver.py '{"name": ..., "home": ..., ...}'
 
 It trains the bundled tiny model for a few steps through real vLLM and DeepSpeed actors and prints one JSON object as its last line.
-With ``die`` it kills itself (SIGKILL) inside that phase of step 1; with ``interrupt`` it interrupts itself there (SIGINT, what the stop
-button of JupyterLab sends) and runs the loop's cell again.
+``traps`` maps a step to a phase and a moment ("during", "after") at which the process gets ``signal``: "kill" is kill -9, "interrupt" is
+what the stop button of JupyterLab sends, after which the loop's cell is run again.
 """
 
 import json
@@ -20,19 +20,27 @@ import rlkit as rl  # noqa: E402  (after RLKIT_HOME is set)
 
 
 class Trapped(rl.Run):
-    """A run that gets a signal ``delay`` seconds into one phase of step 1."""
+    """A run whose phases spring the traps."""
 
-    trap: tuple[str, int] | None = None
+    traps: dict[int, list[str]]
 
     @contextmanager
     def phase(self, name):
+        trap = self.traps.get(self.step)
+        mine = trap is not None and trap[0] == name
+        if mine:
+            del self.traps[self.step]
         with super().phase(name) as facts:
-            if self.trap is not None and self.trap[0] == name and self.step == 1:
-                sig, self.trap = self.trap[1], None
-                threading.Timer(options.get("delay", 0.0), os.kill, (os.getpid(), sig)).start()
-                if options.get("delay", 0.0) == 0.0:
-                    time.sleep(0.05)
+            if mine and trap[1] == "during":
+                threading.Timer(0.02, spring).start()
             yield facts
+            if mine and trap[1] == "after":  # the work is done, and nobody has been told
+                spring()
+                time.sleep(1)
+
+
+def spring():
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}[options["signal"]])
 
 
 def loop(run, tasks, sampler, learner):
@@ -50,21 +58,19 @@ def main():
         run = rl.attach(options["name"], cluster)
         sampler, learner = run.sampler(), run.learner()
     else:
-        run = Trapped(options["name"], cluster, seed=3)
+        run = rl.Run(options["name"], cluster, seed=3)
         sampler = run.sampler("tiny")
         learner = run.learner("tiny", lr=1e-3, **options.get("learner", {}))
     run.checkpoint_every = options.get("checkpoint_every", 1)
     tasks = rl.load_tasks("arithmetic")
-    if options.get("die"):
-        run.trap = (options["die"], signal.SIGKILL)
+    run.__class__, run.traps = Trapped, {int(k): v for k, v in options.get("traps", {}).items()}
     interrupted = 0
-    if options.get("interrupt"):
-        run.trap = (options["interrupt"], signal.SIGINT)
+    while True:
         try:
             loop(run, tasks, sampler, learner)
+            break
         except KeyboardInterrupt:
-            interrupted = 1
-    loop(run, tasks, sampler, learner)
+            interrupted += 1
     metrics = run.metrics
     out = {
         "steps": [int(s) for s in metrics.index],

@@ -10,7 +10,10 @@ import pytest
 from safetensors.numpy import load_file
 
 DRIVER = Path(__file__).with_name("driver.py")
-PHASES = ("rollout", "reward", "update", "sync", "checkpoint")
+STEPS = 7
+# Step -> where it is hit. "after": the work is done on the cluster, and the kernel that asked for it never hears of it.
+TRAPS = {1: ("rollout", "during"), 2: ("reward", "during"), 3: ("update", "after"), 4: ("sync", "during"), 5: ("checkpoint", "during")}
+MORE = {1: ("update", "during"), 2: ("rollout", "after"), 3: ("sync", "after"), 4: ("reward", "after"), 5: ("checkpoint", "after")}
 
 
 @pytest.fixture(scope="module")
@@ -22,19 +25,23 @@ def drive(tmp_path_factory):
                "learner": {"cpus_per_rank": 0.1, "threads": 1}}  # fmt: skip
 
     def call(name, expect=0, **options):
-        given = {"home": str(home), "cluster": cluster, "name": name, "steps": 3} | options
+        given = {"home": str(home), "cluster": cluster, "name": name, "steps": STEPS} | options
         done = subprocess.run([sys.executable, str(DRIVER), json.dumps(given)], capture_output=True, text=True, timeout=240)
         assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
         return json.loads(done.stdout.strip().splitlines()[-1]) if expect == 0 else done.stdout
 
+    def shutdown():
+        code = "import rlkit as rl, sys, json; rl.connect(rl.ClusterSpec.make(json.loads(sys.argv[1]))).shutdown()"
+        subprocess.run([sys.executable, "-c", code, json.dumps(cluster)], env=_env(home), check=True, timeout=120)
+
+    call.shutdown = shutdown
     yield call
-    code = "import rlkit as rl, sys, json; rl.connect(rl.ClusterSpec.make(json.loads(sys.argv[1]))).shutdown()"
-    subprocess.run([sys.executable, "-c", code, json.dumps(cluster)], env=_env(home), check=True, timeout=60)
+    shutdown()
 
 
 @pytest.fixture(scope="module")
 def whole(drive):
-    """An uninterrupted run of three steps."""
+    """An uninterrupted run."""
     return drive("whole")
 
 
@@ -51,23 +58,45 @@ def same_parameters(a, b):
 
 
 def test_an_uninterrupted_run_learns_and_stays_in_step(whole):
-    assert whole["steps"] == [0, 1, 2]
-    assert whole["versions"] == [1, 2, 3]
+    assert whole["steps"] == list(range(STEPS))
+    assert whole["versions"] == list(range(1, STEPS + 1))
     assert whole["gap"] < 1e-3
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_after_kill_9_a_new_kernel_attaches_and_goes_on(drive, whole, phase):
-    drive(f"killed-{phase}", expect=-9, die=phase)
-    after = drive(f"killed-{phase}", attach=True)
-    assert after["steps"] == [0, 1, 2]
-    assert after["versions"] == [1, 2, 3]
+def same_run(after, whole):
+    assert after["steps"] == whole["steps"]
+    assert after["versions"] == whole["versions"]
+    assert after["reward"] == whole["reward"]
     assert same_parameters(after, whole) <= 1e-6
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_an_interrupted_cell_can_be_run_again(drive, whole, phase):
-    after = drive(f"interrupted-{phase}", interrupt=phase)
-    assert after["interrupted"] == 1
-    assert after["steps"] == [0, 1, 2]
-    assert same_parameters(after, whole) <= 1e-6
+def killed_again_and_again(drive, name, traps):
+    """One run whose kernel is killed once in each of ``traps``; every new kernel attaches to what lives."""
+    left = dict(traps)
+    for step in traps:
+        drive(name, expect=-9, signal="kill", traps=left, attach=step != min(traps), learner={})
+        del left[step]
+    return drive(name, attach=True)
+
+
+def test_after_kill_9_in_each_phase_new_kernels_attach_and_go_on(drive, whole):
+    same_run(killed_again_and_again(drive, "killed", TRAPS), whole)
+
+
+@pytest.mark.slow
+def test_after_kill_9_at_other_moments(drive, whole):
+    same_run(killed_again_and_again(drive, "killed-2", MORE), whole)
+
+
+@pytest.mark.parametrize("traps", [TRAPS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["one", "more"])
+def test_interrupted_cells_can_be_run_again(drive, whole, traps):
+    after = drive(f"interrupted-{len(traps)}-{traps[1][0]}", signal="interrupt", traps=traps)
+    assert after["interrupted"] == len(traps)
+    same_run(after, whole)
+
+
+@pytest.mark.slow
+def test_when_the_cluster_dies_too_the_run_resumes_from_its_checkpoint(drive, whole):
+    drive("gone", expect=-9, signal="kill", traps={4: ("update", "after")})
+    drive.shutdown()
+    same_run(drive("gone"), whole)
