@@ -18,6 +18,8 @@ from pathlib import Path
 import machine
 
 import rlkit as rl
+from rlkit import localhead
+from rlkit.cluster import load_spec
 
 PROMPTS, GROUP = 64, 8
 
@@ -54,10 +56,11 @@ class CountingProxy:
         sink.shutdown(socket.SHUT_WR)
 
 
-def measure(client_port: int, steps: int, max_tokens: int, storage: str) -> dict[str, object]:
+def measure(head: localhead.Head, steps: int, max_tokens: int, storage: str) -> dict[str, object]:
     """Connect through the proxy, train ``steps`` steps, and return the bytes of each."""
-    proxy = CountingProxy(client_port)
-    cluster = rl.connect("laptop", address=f"ray://127.0.0.1:{proxy.port}", storage=storage)
+    proxy = CountingProxy(head.client_port)
+    address = f"ray://127.0.0.1:{proxy.port}"
+    cluster = rl.connect("laptop", address=address, storage=storage, token_path=head.token_path)
     run = rl.Run("link", cluster, resume=False)
     tasks = rl.load_tasks("arithmetic")
     sampler, learner = run.sampler("tiny"), run.learner("tiny", lr=1e-4)
@@ -78,12 +81,16 @@ def measure(client_port: int, steps: int, max_tokens: int, storage: str) -> dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, required=True, help="the Ray Client port of a running cluster on this machine")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--max_tokens", type=int, default=40)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as storage:
-        result = measure(args.port, args.steps, args.max_tokens, str(Path(storage).resolve()))
+    spec = load_spec("laptop", name="link-traffic", dashboard=False)
+    head, _ = localhead.find_or_start(spec)
+    try:
+        with tempfile.TemporaryDirectory() as storage:
+            result = measure(head, args.steps, args.max_tokens, str(Path(storage).resolve()))
+    finally:
+        localhead.stop(spec.name)
     machine.save("link_traffic", result)
     print(json.dumps(result, indent=1))
 

@@ -20,25 +20,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlkit import actors, checkpoints
-from rlkit.config import EngineSpec, TrainSpec, as_plain
-from rlkit.context import Owner, Stateful
+from rlkit.context import Stateful
 from rlkit.errors import RunError, SpecChangedError
 from rlkit.ledger import Ledger
+from rlkit.parts import Parts
 from rlkit.types import Batch, Scored, UpdateStats
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from rlkit.cluster import Cluster
-    from rlkit.learner import Learner
-    from rlkit.reference import Reference
-    from rlkit.sampler import Sampler
     from rlkit.steps import Steps
 
 _open: dict[str, Run] = {}
 
 
-class Run(Owner):
+class Run(Parts):
     """A named run on a cluster. Making the same run twice in one kernel gives the same object.
 
     Args:
@@ -75,7 +72,6 @@ class Run(Owner):
         checkpoints.check_name(name)
         if not hasattr(self, "ledger"):
             super().__init__(name, seed, cluster)
-            self._parts: dict[str, Any] = {}
             self._stateful: dict[str, Stateful] = {}
             self._phases: list[dict[str, Any]] = []
             self._samples_pending: list[Any] = []
@@ -97,83 +93,6 @@ class Run(Owner):
             self.ledger.acquire(takeover)
         _open[name] = self
 
-    # --- parts -----------------------------------------------------------------------------------------------------------------------
-
-    def sampler(self, model: str | None = None, *, restart: bool = False, **settings: Any) -> Sampler:
-        """The run's rollout engines: those that live, or new ones. Settings are those of `EngineSpec`, over the cluster's.
-
-        With a learner in the run, fresh engines get its weights before this returns.
-        """
-        from rlkit.sampler import Sampler
-
-        model, spec = self._part("sampler", EngineSpec, model, self.cluster.spec.sampler, settings, restart)
-        with self._making("sampler", model, spec):
-            made = self._parts["sampler"] = Sampler.start(model, spec, self, restart=restart)
-        self._align()
-        return made
-
-    def learner(self, model: str | None = None, *, restart: bool = False, **settings: Any) -> Learner:
-        """The run's ZeRO ranks: those that live, or new ones, from the latest checkpoint where there is one.
-
-        Settings are those of `TrainSpec`, over the cluster's. ``restart=True`` throws the live learner's state away.
-        """
-        from rlkit.learner import Learner
-
-        model, spec = self._part("learner", TrainSpec, model, self.cluster.spec.learner, settings, restart)
-        alive = actors.find("learner", self.namespace) is not None and not restart
-        with self._making("learner", model, spec):
-            if restart:
-                self._end("learner", "rank-")
-            made = self._parts["learner"] = Learner.start(model, spec, self)
-        if not alive:
-            self.restore()
-        self._align()
-        return made
-
-    def reference(self, model: str | None = None, **settings: Any) -> Reference:
-        """A frozen model for the KL term, as its own actor(s). ``model`` defaults to the learner's."""
-        from rlkit.reference import Reference
-
-        model = model or self._model_of("reference") or self._model_of("learner") or ""
-        if not model:
-            raise RunError("run.reference() needs a model: name one, or make the learner first.")
-        made = self._parts["reference"] = Reference.start(model, owner=self, **settings)
-        self.ledger.append({"kind": "part", "name": "reference", "model": model, "spec": as_plain(settings)})
-        return made
-
-    def _part(self, name: str, kind: Any, model: str | None, defaults: Any, settings: Mapping[str, Any], restart: bool) -> tuple[str, Any]:
-        """Model and settings of a part: as asked for, or as recorded when nothing is asked for."""
-        known = self.ledger.status()["parts"].get(name)
-        if model is None and known is None:
-            raise RunError(f"run.{name}() needs a model the first time, for example run.{name}('tiny').")
-        if model is None and known is not None:
-            return known["model"], kind.make(known["spec"]).but(**settings)
-        assert model is not None
-        spec = defaults.but(**settings)
-        if known is not None and not restart and known["model"] != model and name == "learner" and self.committed >= 0:
-            raise SpecChangedError(
-                f"Run {self.name!r} trains {known['model']!r}; it cannot go on with {model!r}. Start a run of another name, or pass "
-                f"restart=True to throw its learner away."
-            )
-        return model, spec
-
-    @contextmanager
-    def _making(self, name: str, model: str, spec: Any) -> Iterator[None]:
-        self.ledger.check()
-        start = time.monotonic()
-        yield
-        self.ledger.append({"kind": "part", "name": name, "model": model, "spec": as_plain(spec), "seconds": time.monotonic() - start})
-
-    def _model_of(self, part: str) -> str | None:
-        known = self.ledger.status()["parts"].get(part)
-        return known["model"] if known else None
-
-    def _align(self) -> None:
-        """Give the engines the learner's weights when their versions differ."""
-        sampler, learner = self._parts.get("sampler"), self._parts.get("learner")
-        if sampler is not None and learner is not None and sampler.version != learner.version:
-            sampler.sync(learner)
-
     # --- the loop --------------------------------------------------------------------------------------------------------------------
 
     def steps(self, n: int, *, checkpoint_every: int | None = None, progress: bool = True) -> Steps:
@@ -188,11 +107,6 @@ class Run(Owner):
         if checkpoint_every is not None:
             self.checkpoint_every = checkpoint_every
         return Steps(self, n, progress)
-
-    @property
-    def committed(self) -> int:
-        """The last complete step, -1 before the first."""
-        return int(self.ledger.status()["committed"])
 
     def log(self, step: int, scored: Scored | Batch | None = None, stats: UpdateStats | None = None, **extra: float) -> None:
         """Complete ``step``: its metrics go into the event log, its samples to Parquet, and a due checkpoint is written.
@@ -267,47 +181,6 @@ class Run(Owner):
         )
         self._samples_pending.append(ref)
 
-    # --- checkpoints -----------------------------------------------------------------------------------------------------------------
-
-    def checkpoint(self) -> Path:
-        """Write a checkpoint of the last complete step; returns its folder. The folder appears whole or not at all."""
-        learner, step = self._parts.get("learner"), self.committed
-        if learner is None:
-            raise RunError("There is no learner in this run to checkpoint.")
-        path = checkpoints.path_of(self.folder, step)
-        learner.save(str(path))
-        self.ledger.append({"kind": "checkpoint", "step": step, "path": str(path)})
-        self._call_on_storage("prune", self.keep)
-        return path
-
-    def restore(self) -> int:
-        """Bring the learner back to the newest checkpoint that is whole and rewind the run to it; returns that step.
-
-        Without any checkpoint the run starts again from the base model (-1). Damaged checkpoints are named and passed over.
-        """
-        learner, status = self._parts["learner"], self.ledger.status()
-        if status["committed"] < 0:
-            return -1
-        for step in sorted(self._call_on_storage("list"), reverse=True):
-            if step > status["committed"]:
-                continue
-            path = checkpoints.path_of(self.folder, step)
-            problem = self._call_on_storage("verify", step)
-            if problem is not None:
-                self.note(f"Checkpoint {path} is damaged and was passed over: {problem}")
-                continue
-            learner.load(str(path))
-            if step < status["committed"]:
-                self.ledger.call("rewind", self.ledger.epoch, step, f"resumed from {path}")
-            self.note(f"Run {self.name!r} resumes after step {step} from {path}.")
-            return step
-        self.ledger.call("rewind", self.ledger.epoch, -1, "no checkpoint")
-        self.note(f"Run {self.name!r} has no checkpoint; it starts again from {self._model_of('learner')!r} at step 0.")
-        return -1
-
-    def _call_on_storage(self, verb: str, *args: Any) -> Any:
-        return self.ledger.call("checkpoints", verb, *args)
-
     # --- what the run knows ----------------------------------------------------------------------------------------------------------
 
     @property
@@ -338,12 +211,6 @@ class Run(Owner):
         if not path.exists():
             raise RunError(f"No samples of step {step} at {path}: it was not logged with scored rollouts, or lies on another machine.")
         return pd.read_parquet(path)
-
-    def note(self, text: str) -> None:
-        """Say something to the reader now and keep it in the event log."""
-        print(text, flush=True)
-        self.ledger.check()
-        self.ledger.append({"kind": "note", "text": text})
 
     def ps(self) -> list[str]:
         """Names of the run's living actors."""
@@ -406,11 +273,6 @@ class Run(Owner):
 
     def _alive(self) -> bool:
         return actors.find("recorder", self.namespace) is not None
-
-    def _end(self, *prefixes: str) -> None:
-        """End the actors whose names start so."""
-        found = [actors.find(n, self.namespace) for n in actors.names(self.namespace) if n.startswith(prefixes)]
-        actors.end([h for h in found if h is not None])
 
     def _is_on(self, cluster: Any) -> bool:
         return cluster is None or self.cluster is cluster
