@@ -9,6 +9,7 @@ counted: it carries the reward's code and the handles of actors, once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import socket
 import tempfile
@@ -46,14 +47,15 @@ class CountingProxy:
             threading.Thread(target=self._pump, args=(there, here, False), daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
-        while data := source.recv(1 << 16):
-            with self._lock:
-                if up:
-                    self.up += len(data)
-                else:
-                    self.down += len(data)
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # either end may close first
+            while data := source.recv(1 << 16):
+                with self._lock:
+                    if up:
+                        self.up += len(data)
+                    else:
+                        self.down += len(data)
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
 
 
 def measure(head: localhead.Head, steps: int, max_tokens: int, storage: str) -> dict[str, object]:
