@@ -431,7 +431,7 @@ def test_a_dead_rank_is_reported_and_a_new_learner_can_be_started(owner, path, s
 
     with pytest.raises(ActorDiedError, match=r"died during learner\.update"):
         learner.update(batch_of(shards), loss=die)
-    with pytest.raises(LearnerError, match="load the last checkpoint"):
+    with pytest.raises(LearnerError, match="the last checkpoint"):
         learner.update(batch_of(shards))
     assert learner.state()["broken"]
     learner.close()
