@@ -72,13 +72,14 @@ def read_events(path: Path, repair: bool = False) -> list[dict[str, Any]]:
         with path.open("r+b") as file:
             file.truncate(len(whole))
     out = []
-    for n, line in enumerate(whole.decode("utf-8").splitlines(), 1):
+    damaged = "the run's log is damaged there. Remove that line, or start afresh with resume=False, which keeps the old folder."
+    for n, line in enumerate(whole.split(b"\n")[:-1], 1):
         try:
             event = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise RunError(f"{path}, line {n} is not JSON ({error.msg}); the run's log is damaged there.") from error
+        except ValueError as error:  # not JSON, or not even UTF-8
+            raise RunError(f"{path}, line {n} is not JSON ({getattr(error, 'msg', error)}); {damaged}") from error
         if not isinstance(event, dict) or "kind" not in event:
-            raise RunError(f"{path}, line {n} is not an event; the run's log is damaged there.")
+            raise RunError(f"{path}, line {n} is not an event; {damaged}")
         out.append(event)
     return out
 

@@ -54,7 +54,7 @@ def from_fields(fields: Mapping[str, str]) -> Format:
     """
     for key, column in fields.items():
         if key not in KEYS:
-            raise DataError(f"fields has no key {key!r}{nearest(str(key), KEYS)}. Known: {', '.join(KEYS)}.")
+            raise DataError(f"fields has no key {key!r}{nearest(str(key), KEYS) or '.'} Known: {', '.join(KEYS)}.")
         if not isinstance(column, str) or not all(column.split("+")):
             raise DataError(f"fields[{key!r}] must be a column's name (a question may join some: 'Body+Question'), not {column!r}.")
     if "question" not in fields:
@@ -74,8 +74,8 @@ def read_row(row: Mapping[str, Any], form: Format, where: str) -> Item:
     for column in form.columns:
         if column not in row:
             raise DataError(
-                f"{where}: there is no field {column!r}{nearest(column, row)}. The row has {', '.join(row)}; say which holds what with "
-                f"fields={{'question': ..., 'answer': ...}} (leave out 'answer' when there is none)."
+                f"{where}: there is no field {column!r}{nearest(column, row) or '.'} The row has {', '.join(row)}; say which holds what "
+                f"with fields={{'question': ..., 'answer': ...}} (leave out 'answer' when there is none)."
             )
     question = _join([_text(row[column], column, where) for column in form.question.split("+")])
     answer = _text(row[form.answer], form.answer, where) if form.answer else None

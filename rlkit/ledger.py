@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from rlkit import actors, checkpoints
-from rlkit.errors import RunBusyError
+from rlkit.errors import ActorDiedError, RunBusyError
 from rlkit.lease import RENEW_S, Driver
 
 CALL_TIMEOUT_S = 60.0
@@ -30,7 +31,7 @@ class Ledger:
 
     def call(self, method: str, *args: Any) -> Any:
         """The result of a recorder's method."""
-        return _wait(getattr(self.recorder, method).remote(*args), method)
+        return _alive(lambda: _wait(getattr(self.recorder, method).remote(*args), method))
 
     def status(self) -> dict[str, Any]:
         return self.call("status")
@@ -64,7 +65,7 @@ class Ledger:
         """
         if self.epoch == 0:
             self.acquire()
-        if not actors.get(self.recorder.renew.remote(self.epoch), f"renewing the lease of run {self.name!r}"):
+        if not _alive(lambda: actors.get(self.recorder.renew.remote(self.epoch), f"renewing the lease of run {self.name!r}")):
             raise RunBusyError(
                 f"Run {self.name!r} was taken over by another kernel. Look at it with rlkit.attach({self.name!r}), or take it back "
                 f"with takeover=True."
@@ -122,6 +123,17 @@ def _start(name: str, space: str, cluster: Any, seed: int, fresh: bool) -> Any:
     made = actors.spawn(Recorder, "recorder", space, name, storage, seed, fresh, node_id=here)
     _wait(made.status.remote(), "start")
     return made
+
+
+def _alive(call: Callable[[], Any]) -> Any:
+    """The call's result; when the recorder is dead, the error says how to get a new one."""
+    try:
+        return call()
+    except ActorDiedError as error:
+        raise ActorDiedError(
+            f"{error} Running the rlkit.Run(...) cell again starts a recorder that goes on with the run's log; the other parts are kept. "
+            "A run that was closed is resumed by it."
+        ) from error
 
 
 def _wait(ref: Any, method: str) -> Any:

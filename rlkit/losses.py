@@ -142,7 +142,7 @@ class Objective:
         for key in self.options or {}:
             if key not in known:
                 have = f"it takes {', '.join(known)}" if known else "it takes none"
-                raise ConfigError(f"Loss {self.name!r} has no option {key!r}{nearest(key, known)}; {have}.")
+                raise ConfigError(f"Loss {self.name!r} has no option {key!r}{nearest(key, known) or ';'} {have}.")
 
     @property
     def function(self) -> Loss:
@@ -158,7 +158,12 @@ class Objective:
         Raises:
             ValueError: the loss returned another shape than (M,), or a value that is not finite.
         """
-        per_token, extra = self.function(t, **(self.options or {}))
+        returned = self.function(t, **(self.options or {}))
+        if not (isinstance(returned, tuple) and len(returned) == 2):
+            raise ValueError(
+                f"it must return (one loss a token, dict of metrics); it returned {type(returned).__name__} and not such a pair"
+            )
+        per_token, extra = returned
         if per_token.shape != t.logprobs.shape:
             raise ValueError(f"it must return one loss a token, shape {tuple(t.logprobs.shape)}; it returned {tuple(per_token.shape)}")
         metrics = {name: value.detach().float() for name, value in extra.items()}

@@ -68,8 +68,8 @@ def resolve(model: str | Path) -> ModelPath:
             path, name = _from_hub(text), text
         else:
             raise ModelError(
-                f"There is no model at {text!r}{nearest(text, NAMES)}. A model is one of {', '.join(NAMES)}, a folder with config.json, "
-                f"*.safetensors and a tokenizer, or a hub id such as Qwen/Qwen2.5-0.5B."
+                f"There is no model at {text!r}{nearest(text, NAMES) or '.'} A model is one of {', '.join(NAMES)}, a folder with "
+                f"config.json, *.safetensors and a tokenizer, or a hub id such as Qwen/Qwen2.5-0.5B."
             )
     check_folder(path)
     return ModelPath(path, name, fingerprint(path))

@@ -60,15 +60,19 @@ class Parts(Owner):
     def learner(self, model: str | None = None, *, restart: bool = False, **settings: Any) -> Learner:
         """The run's ZeRO ranks: those that live, or new ones, from the latest checkpoint where there is one.
 
-        Settings are those of `TrainSpec`, over the cluster's. ``restart=True`` throws the live learner's state away.
+        Settings are those of `TrainSpec`, over the cluster's. ``restart=True`` throws the live learner's state away. One whose ranks died
+        is replaced.
         """
         from rlkit.learner import Learner
 
         model, spec = self._part("learner", TrainSpec, model, self.cluster.spec.learner, settings, restart)
         alive = actors.find("learner", self.namespace) is not None and not restart
+        if alive and (broken := Learner.attach(self).state()["broken"]) is not None:
+            self.note(f"The learner of run {self.name!r} is started again, because it stopped after an error: {broken}")
+            alive = False
         with self._making("learner", model, spec):
-            if restart:
-                self._end("learner", "rank-")
+            if not alive:
+                self._end("learner", "rank-")  # also ranks whose controller died
             made = self._parts["learner"] = Learner.start(model, spec, self)
         if not alive:
             self.restore()
@@ -135,7 +139,11 @@ class Parts(Owner):
     def restore(self) -> int:
         """Bring the learner back to the newest checkpoint that is whole and rewind the run to it; returns that step.
 
-        Without any checkpoint the run starts again from the base model (-1). Damaged checkpoints are named and passed over.
+        Without any checkpoint a learner that has just been made starts again from the base model (-1). Damaged checkpoints are named and
+        passed over.
+
+        Raises:
+            RunError: no checkpoint, and the learner has been trained; it is left as it is.
         """
         learner, status = self._parts["learner"], self.ledger.status()
         if status["committed"] < 0:
@@ -153,6 +161,13 @@ class Parts(Owner):
                 self.ledger.call("rewind", self.ledger.epoch, step, f"resumed from {path}")
             self.note(f"Run {self.name!r} resumes after step {step} from {path}.")
             return step
+        if learner.state()["version"] > 0:
+            following = status["committed"] + 1
+            raise RunError(
+                f"Run {self.name!r} has no checkpoint to go back to; nothing was changed. To keep the learner as it is and count step "
+                f"{following} as done: run.log({following}). To start again from {self._model_of('learner')!r}: run.learner(restart=True). "
+                f"For the next time: rlkit.Run(..., checkpoint_every=...)."
+            )
         self.ledger.call("rewind", self.ledger.epoch, -1, "no checkpoint")
         self.note(f"Run {self.name!r} has no checkpoint; it starts again from {self._model_of('learner')!r} at step 0.")
         return -1

@@ -102,8 +102,8 @@ class Run(Parts):
         """
         from rlkit.steps import Steps
 
-        if n < 0:
-            raise RunError(f"run.steps({n}): the number of steps must be 0 or more.")
+        if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+            raise RunError(f"run.steps({n!r}): the number of steps must be a whole number, 0 or more.")
         if checkpoint_every is not None:
             self.checkpoint_every = checkpoint_every
         return Steps(self, n, progress)
@@ -133,10 +133,11 @@ class Run(Parts):
         scored: Scored | None = None,
         batch: Batch | None = None,
         recovered: Mapping[str, Any] | None = None,
+        updates: int | None = None,
     ) -> None:
         """Record that ``step`` is complete. `log` is the call for a notebook; this one takes bare metrics.
 
-        ``recovered`` holds the data positions of a step that another kernel worked on.
+        ``recovered`` holds the data positions of a step that another kernel worked on, ``updates`` how many updates it made.
         """
         self.ledger.check()
         learner = self._parts.get("learner")
@@ -150,7 +151,7 @@ class Run(Parts):
         event = {
             "step": step,
             "version": version,
-            "updates": version - begun if version is not None and begun is not None else None,
+            "updates": updates if updates is not None or version is None or begun is None else version - begun,
             "metrics": dict(metrics) | times,
             "positions": self._positions() if recovered is None else recovered,
             "recovered": recovered is not None,

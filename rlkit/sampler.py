@@ -6,7 +6,7 @@ import contextlib
 import time
 import uuid
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -298,6 +298,10 @@ def as_prompts(prompts: Any) -> list[Prompt]:
     """
     if isinstance(prompts, str | Prompt):
         prompts = [prompts]
+    if isinstance(prompts, Mapping) or not (isinstance(prompts, Iterable) or hasattr(prompts, "__getitem__")):
+        raise ConfigError(f"Prompts are a list of rlkit Prompt values or strings, or a task set; given {type(prompts).__name__}.")
+    if not hasattr(prompts, "__getitem__"):
+        prompts = list(prompts)
     out: list[Prompt] = []
     for i in range(len(prompts)):
         item = prompts[i]

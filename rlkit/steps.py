@@ -5,9 +5,11 @@ have applied the step's update; it says which. Then one of three things is done 
 
 - nothing was applied: the step is done again, with the same prompts and the same sampling seeds;
 - the step's update was applied: the step is completed from what the event log and the learner know of it, the engines get the new weights;
-- only some of its updates were applied (a loop with several updates a step): learner and run go back to the newest checkpoint.
+- only some of its updates were applied (a loop with several updates a step): learner and run go back to the newest checkpoint; without
+  one an error says what can be done, and changes nothing.
 
-In all three the parameters afterwards are those of an uninterrupted run.
+In all three the parameters afterwards are those of an uninterrupted run. Updates made by hand between two loops are kept and belong to
+no step.
 """
 
 from __future__ import annotations
@@ -82,18 +84,20 @@ def recover(run: Run) -> None:
         learner.discard()  # gradients of a step that did not come to its optim_step
     status = run.ledger.status()
     step, begun, last = status["committed"] + 1, status["begun"], status["last"]
-    applied = 0 if begun is None else state["version"] - begun
+    # Updates made by hand since then carry another tag: they are kept, and are none of the step's.
+    applied = state["updates_in_tag"] if begun is not None and state["version"] > begun and state["tag"] == step else 0
     if applied > 0:
         # How many updates make a step: as many as the step before had; the first step is taken to have one.
         expected = last["updates"] if last is not None and last["updates"] else 1
         update = state["last_update"]
-        if applied == expected and update is not None and update["tag"] == step:
+        if applied == expected and update is not None:
             metrics: dict[str, float] = {}
             positions: dict[str, Any] = {}
             for phase in run.ledger.call("phases", step):
                 metrics |= phase.get("metrics", {}) | {f"time/{phase['phase']}": phase["seconds"]}
                 positions = phase["positions"]
-            run.commit(step, metrics | dict(update["stats"].metrics), recovered=positions)
+            stats = update["stats"].metrics if update["tag"] == step else {}
+            run.commit(step, metrics | dict(stats), recovered=positions, updates=applied)
             run.note(f"Step {step} had been applied before it was interrupted; it is complete, its samples were not kept.")
         else:
             run.note(f"Step {step} was left with {applied} of {expected} updates; going back to the last checkpoint.")

@@ -63,8 +63,8 @@ def find(name_or_path: str | Path, split: str, data_dir: str | Path | None) -> S
         )
     known = sorted({folder.name for root in roots for folder in root.iterdir() if folder.is_dir()})
     raise DataError(
-        f"There is no task set {text!r}{nearest(text, [*known, *FORMATS])}. Sets here: {', '.join(known)}. It may also be a .jsonl or "
-        f".parquet file, or a Hugging Face hub id such as openai/gsm8k:main."
+        f"There is no task set {text!r}{nearest(text, [*known, *FORMATS]) or '.'} Sets here: {', '.join(known)}. It may also be a .jsonl "
+        f"or .parquet file, or a Hugging Face hub id such as openai/gsm8k:main."
     )
 
 
@@ -78,7 +78,7 @@ def _in_folder(folder: Path, split: str) -> Source:
     files = {p.stem: p for suffix in SUFFIXES for p in sorted(folder.glob(f"*{suffix}"))}
     if split not in files:
         there = f"it has {', '.join(sorted(files))}" if files else f"it holds no {' or '.join(SUFFIXES)} file"
-        raise DataError(f"The task set {folder.name!r} in {folder.parent} has no split {split!r}{nearest(split, files)}: {there}.")
+        raise DataError(f"The task set {folder.name!r} in {folder.parent} has no split {split!r}{nearest(split, files) or ':'} {there}.")
     return Source(folder.name, split, FORMATS.get(folder.name, Format()), lambda: file_rows(files[split]))
 
 

@@ -52,7 +52,7 @@ def check(name: str) -> str:
         DataError: there is none; the message names the nearest.
     """
     if name not in TEMPLATES:
-        raise DataError(f"There is no prompt template {name!r}{nearest(str(name), TEMPLATES)}. Known: {', '.join(TEMPLATES)}.")
+        raise DataError(f"There is no prompt template {name!r}{nearest(str(name), TEMPLATES) or '.'} Known: {', '.join(TEMPLATES)}.")
     return name
 
 

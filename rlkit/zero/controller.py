@@ -250,8 +250,8 @@ class Controller:
     def _doing(self, phase: str, whole: bool = False) -> Iterator[None]:
         if whole and self._broken is not None:
             raise LearnerError(
-                f"The learner stopped after an error: {self._broken} Close it (learner.close()), start it again and load the last "
-                "checkpoint."
+                f"The learner stopped after an error: {self._broken} Running the run.learner(...) cell again starts new ranks from "
+                "the last checkpoint."
             )
         self._busy = (phase, time.time())
         try:
@@ -309,7 +309,8 @@ class Controller:
     def _applied(self, metrics: dict[str, float], start: float, tag: int | None, steps: int) -> UpdateStats:
         """Count the update. Only assignments: nothing here can fail half-way."""
         stats = UpdateStats(self._version + 1, metrics, time.monotonic() - start)
-        count = self._in_tag[1] + 1 if self._in_tag[0] == tag else 1
-        self._version, self._steps, self._in_tag = self._version + 1, self._steps + steps, (tag, count)
+        if tag is not None:  # an update made by hand, outside of a step, is none of the step's
+            self._in_tag = (tag, self._in_tag[1] + 1 if self._in_tag[0] == tag else 1)
+        self._version, self._steps = self._version + 1, self._steps + steps
         self._last = {"tag": tag, "version": self._version, "stats": stats}
         return stats

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import rlkit as rl
+from rlkit import actors
 from rlkit.config import as_plain
-from rlkit.errors import BatchError, ConfigError, RunError, SpecChangedError
+from rlkit.errors import ActorDiedError, BatchError, ConfigError, LearnerError, RlkitError, RunError, SpecChangedError
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +104,10 @@ def test_values_of_the_wrong_stage_are_refused(run):
 
 def test_the_same_cell_twice_gives_the_same_parts(run, cluster):
     assert rl.Run("house", cluster, seed=5) is run
-    actors = run.ps()
+    there = run.ps()
     run.sampler("tiny")
     run.learner("tiny", lr=1e-3)
-    assert run.ps() == actors
+    assert run.ps() == there
     assert run.learner().version == run.metrics["policy_version"].iloc[-1]
 
 
@@ -158,6 +159,67 @@ for change in changes:
         out["errors"].append(str(error))
 print(json.dumps(out))
 """
+
+
+def test_updates_by_hand_between_two_loops_are_kept(run):
+    tasks = rl.load_tasks("arithmetic")
+    before = run.committed
+    for _ in run.steps(before + 2, progress=False):
+        break  # the step was begun, and nothing of it applied
+    one_step(run, tasks)
+    version = run.learner().version
+    done = []
+    for step in run.steps(before + 2, progress=False):
+        one_step(run, tasks, step)
+        done.append(step)
+    assert done == [before + 1]
+    assert run.learner().version == version + 1
+
+
+def test_an_unfinished_step_without_a_checkpoint_throws_nothing_away(run):
+    tasks = rl.load_tasks("arithmetic")
+    before = run.committed
+    for _ in run.steps(before + 2, progress=False):
+        one_step(run, tasks)
+        one_step(run, tasks)
+        break
+    version = run.learner().version
+    with pytest.raises(RunError, match=rf"no checkpoint .*run.log\({before + 1}\)"):
+        list(run.steps(before + 2, progress=False))
+    assert (run.committed, run.learner().version) == (before, version)
+    run.log(before + 1)
+    for step in run.steps(before + 3, progress=False):
+        one_step(run, tasks, step)
+        one_step(run, tasks)  # as many updates as the step before, for what comes after
+    assert run.committed == before + 2
+    with pytest.raises(RunError, match="whole number"):
+        run.steps("3")
+
+
+def test_after_a_rank_or_the_recorder_died_the_same_cell_starts_it_again(cluster):
+    tasks = rl.load_tasks("arithmetic")
+    run = rl.Run("deaths", cluster, checkpoint_every=1)
+    run.sampler("tiny", engine="hf")
+    run.learner("tiny", lr=1e-3)
+    for step in run.steps(1, progress=False):
+        one_step(run, tasks, step)
+    for name in ("rank-0", "learner"):
+        learner = run.learner()
+        actors.end([actors.find(name, run.namespace)])
+        with pytest.raises(RlkitError):
+            learner.publish_weights()
+        if name == "rank-0":
+            with pytest.raises(LearnerError, match=r"run.learner\(...\) cell again"):
+                learner.publish_weights()
+        assert run.learner("tiny", lr=1e-3).version == 1  # from the checkpoint
+    actors.end([actors.find("recorder", run.namespace)])
+    with pytest.raises(ActorDiedError, match=r"rlkit.Run\(...\) cell again"):
+        run.note("lost")
+    run = rl.Run("deaths", cluster, checkpoint_every=1)
+    for step in run.steps(2, progress=False):
+        one_step(run, tasks, step)
+    assert list(run.metrics["policy_version"]) == [1, 2]
+    run.close()
 
 
 def test_a_second_kernel_can_read_but_not_drive(run, cluster):

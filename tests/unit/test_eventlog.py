@@ -60,6 +60,15 @@ def test_a_last_line_that_a_crash_cut_short_is_ignored_and_repaired(tmp_path):
     assert path.read_text() == line_of({"kind": "open", "seed": 0})
 
 
+def test_a_damaged_line_that_is_not_even_text_is_named(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"kind":"open"}\n\xff\xfe\n{"kind":"note"}\n')
+    with pytest.raises(RunError, match=r"line 2 is not JSON.*resume=False"):
+        read_events(path)
+    path.write_bytes('{"kind":"note","text":"a\u2028b"}\n'.encode())  # a line separator of Unicode ends no line of JSON
+    assert read_events(path)[0]["text"] == "a\u2028b"
+
+
 def test_a_damaged_line_in_the_middle_is_named(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text(line_of({"kind": "open", "seed": 0}) + "garbage\n" + line_of({"kind": "note"}))

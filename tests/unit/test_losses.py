@@ -140,6 +140,8 @@ def test_a_loss_of_the_wrong_shape_or_not_finite_is_refused():
     t = inputs([-1.0, -2.0], [0.0, 0.0], [1.0, 1.0])
     with pytest.raises(ValueError, match="one loss a token"):
         losses.Objective(lambda t: (t.logprobs.sum(), {}))(t, torch.ones(2))
+    with pytest.raises(ValueError, match=r"dict of metrics.*returned Tensor"):
+        losses.Objective(lambda t: t.logprobs)(t, torch.ones(2))
     with pytest.raises(ValueError, match="metric 'm'"):
         losses.Objective(lambda t: (t.logprobs, {"m": t.logprobs.sum()}))(t, torch.ones(2))
     with pytest.raises(ValueError, match="it is nan"):

@@ -68,6 +68,10 @@ def test_prompts_may_be_strings_or_a_task_set():
         as_prompts([])
     with pytest.raises(ConfigError, match="number 1 is int"):
         as_prompts(["a", 3])
+    assert as_prompts(p for p in ["a", prompt])[1] is prompt
+    for wrong in (None, 3, {"a": 1}):
+        with pytest.raises(ConfigError, match=f"given {type(wrong).__name__}"):
+            as_prompts(wrong)
 
 
 KNOWN = ["model", "tensor_parallel_size", "seed", "trust_remote_code", "enable_prefix_caching", "max_num_seqs", "kv_cache_dtype"]
