@@ -255,7 +255,9 @@ class _Watch:
 
             @property
             def kernel_spec(self) -> Any:
-                argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+                # At its end jupyter_client interrupts an idle kernel, which the kernel would report as an error of its own.
+                quiet = "--IPKernelApp.log_level=50"
+                argv = [sys.executable, "-m", "ipykernel_launcher", quiet, "-f", "{connection_file}"]
                 return KernelSpec(argv=argv, display_name="Python 3", language="python")
 
             async def start_kernel(self, **kwargs: Any) -> Any:
