@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from rlkit import actors, checkpoints
 from rlkit.config import EngineSpec, TrainSpec, as_plain
 from rlkit.context import Owner
-from rlkit.errors import RunError, SpecChangedError
+from rlkit.errors import ResourceError, RunError, SpecChangedError
 from rlkit.ledger import Ledger
 
 if TYPE_CHECKING:
     from rlkit.learner import Learner
     from rlkit.reference import Reference
     from rlkit.sampler import Sampler
+
+SEAT_WAIT_S = 10.0
 
 
 class Parts(Owner):
@@ -52,6 +54,8 @@ class Parts(Owner):
         from rlkit.sampler import Sampler
 
         model, spec = self._part("sampler", EngineSpec, model, self.cluster.spec.sampler, settings, restart)
+        living = 0 if restart else sum(n.startswith("engine-") for n in self._names())
+        self._seats("sampler", max(0, spec.engines - living), spec.cpus_per_engine, spec.gpus_per_engine)
         with self._making("sampler", model, spec):
             made = self._parts["sampler"] = Sampler.start(model, spec, self, restart=restart)
         self._align()
@@ -70,9 +74,10 @@ class Parts(Owner):
         if alive and (broken := Learner.attach(self).state()["broken"]) is not None:
             self.note(f"The learner of run {self.name!r} is started again, because it stopped after an error: {broken}")
             alive = False
+        if not alive:
+            self._end("learner", "rank-")  # also ranks whose controller died
+            self._seats("learner", spec.ranks, spec.cpus_per_rank, spec.gpus_per_rank)
         with self._making("learner", model, spec):
-            if not alive:
-                self._end("learner", "rank-")  # also ranks whose controller died
             made = self._parts["learner"] = Learner.start(model, spec, self)
         if not alive:
             self.restore()
@@ -105,6 +110,31 @@ class Parts(Owner):
                 f"restart=True to throw its learner away."
             )
         return model, spec
+
+    def _names(self) -> list[str]:
+        return actors.names(self.namespace)
+
+    def _seats(self, part: str, count: int, cpus: float, gpus: float) -> None:
+        """Refuse a part that the cluster has no room for now, instead of waiting for a seat in silence.
+
+        Raises:
+            ResourceError: still no room after `SEAT_WAIT_S`; names what is asked, what is free and which runs are alive.
+        """
+        import ray
+
+        deadline = time.monotonic() + SEAT_WAIT_S
+        while True:
+            free = ray.available_resources()
+            have = free.get("CPU", 0.0), free.get("GPU", 0.0)
+            if have[0] + 1e-6 >= count * cpus and have[1] + 1e-6 >= count * gpus:
+                return
+            if time.monotonic() > deadline:  # what ended a moment ago gives its seats back with a delay
+                others = ", ".join(r for r in actors.runs() if r != self.name) or "none"
+                raise ResourceError(
+                    f"run.{part}() asks for {count} x {cpus:g} CPUs and {count} x {gpus:g} GPUs; {have[0]:g} CPUs and {have[1]:g} GPUs of "
+                    f"the cluster are free. Other living runs: {others}; end one with rlkit kill NAME, or ask for less."
+                )
+            time.sleep(0.2)
 
     @contextmanager
     def _making(self, name: str, model: str, spec: Any) -> Iterator[None]:

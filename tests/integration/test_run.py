@@ -11,7 +11,7 @@ import pytest
 import rlkit as rl
 from rlkit import actors
 from rlkit.config import as_plain
-from rlkit.errors import ActorDiedError, BatchError, ConfigError, LearnerError, RlkitError, RunError, SpecChangedError
+from rlkit.errors import ActorDiedError, BatchError, ConfigError, LearnerError, ResourceError, RlkitError, RunError, SpecChangedError
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +116,14 @@ def test_other_settings_for_a_living_part_are_refused_by_name(run):
         run.learner("tiny", lr=5e-3)
     with pytest.raises(ConfigError, match="zero_stage"):
         run.learner("tiny", zero_stag=3)
+
+
+def test_a_part_without_a_seat_is_refused_and_names_who_sits_there(run, cluster):
+    other = rl.Run("no-room", cluster)
+    with pytest.raises(ResourceError, match=r"asks for 1 x 99 CPUs.*Other living runs: .*house"):
+        other.sampler("tiny", cpus_per_engine=99)
+    assert other.ps() == ["recorder"]
+    other.close()
 
 
 def test_another_seed_is_refused(run, cluster):
