@@ -265,3 +265,8 @@ def test_the_library_avoids(pattern):
     for folder in ("rlkit", "widgets", "eval", "scripts"):
         for path in (ROOT / folder).rglob("*.py"):
             assert not re.search(pattern, path.read_text()), path
+
+
+def test_no_two_test_modules_share_a_name():
+    names = [p.name for p in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

@@ -117,7 +117,6 @@ def test_a_hub_id_without_a_network_says_so(monkeypatch, tmp_path):
 
 
 def test_a_hub_set_is_read_in_its_known_format(monkeypatch):
-    datasets = pytest.importorskip("datasets")
     asked = []
 
     def load(repo, config, split):
