@@ -54,9 +54,9 @@ class Parts(Owner):
         from rlkit.sampler import Sampler
 
         model, spec = self._part("sampler", EngineSpec, model, self.cluster.spec.sampler, settings, restart)
-        living = 0 if restart else sum(n.startswith("engine-") for n in self._names())
-        self._seats("sampler", max(0, spec.engines - living), spec.cpus_per_engine, spec.gpus_per_engine)
         with self._making("sampler", model, spec):
+            living = 0 if restart else sum(n.startswith("engine-") for n in self.ps())
+            self._seats("sampler", max(0, spec.engines - living), spec.cpus_per_engine, spec.gpus_per_engine)
             made = self._parts["sampler"] = Sampler.start(model, spec, self, restart=restart)
         self._align()
         return made
@@ -74,10 +74,10 @@ class Parts(Owner):
         if alive and (broken := Learner.attach(self).state()["broken"]) is not None:
             self.note(f"The learner of run {self.name!r} is started again, because it stopped after an error: {broken}")
             alive = False
-        if not alive:
-            self._end("learner", "rank-")  # also ranks whose controller died
-            self._seats("learner", spec.ranks, spec.cpus_per_rank, spec.gpus_per_rank)
         with self._making("learner", model, spec):
+            if not alive:
+                self._end("learner", "rank-")  # also ranks whose controller died
+                self._seats("learner", spec.ranks, spec.cpus_per_rank, spec.gpus_per_rank)
             made = self._parts["learner"] = Learner.start(model, spec, self)
         if not alive:
             self.restore()
@@ -111,7 +111,8 @@ class Parts(Owner):
             )
         return model, spec
 
-    def _names(self) -> list[str]:
+    def ps(self) -> list[str]:
+        """Names of the run's living actors."""
         return actors.names(self.namespace)
 
     def _seats(self, part: str, count: int, cpus: float, gpus: float) -> None:
@@ -207,5 +208,5 @@ class Parts(Owner):
 
     def _end(self, *prefixes: str) -> None:
         """End the actors whose names start so."""
-        found = [actors.find(n, self.namespace) for n in actors.names(self.namespace) if n.startswith(prefixes)]
+        found = [actors.find(n, self.namespace) for n in self.ps() if n.startswith(prefixes)]
         actors.end([h for h in found if h is not None])

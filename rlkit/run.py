@@ -213,10 +213,6 @@ class Run(Parts):
             raise RunError(f"No samples of step {step} at {path}: it was not logged with scored rollouts, or lies on another machine.")
         return pd.read_parquet(path)
 
-    def ps(self) -> list[str]:
-        """Names of the run's living actors."""
-        return actors.names(self.namespace)
-
     # --- the owner's hooks -----------------------------------------------------------------------------------------------------------
 
     @contextmanager
