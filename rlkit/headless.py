@@ -17,6 +17,7 @@ import logging
 import math
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -262,7 +263,9 @@ class _Watch:
 
             async def start_kernel(self, **kwargs: Any) -> Any:
                 watch.catch_signals(self)
-                return await super().start_kernel(**kwargs)
+                # What native code writes to the file descriptors comes as output of the cell. ipykernel writes a copy to the descriptors
+                # that it was started with, as does ZeroMQ at the kernel's end: that copy goes nowhere, else all would be told twice.
+                return await super().start_kernel(**kwargs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
         return ThisPython
 

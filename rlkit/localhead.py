@@ -80,8 +80,7 @@ def alive(head: Head) -> bool:
     """Whether the recorded process is still the one that runs under its pid."""
     _reap(head.pid)
     try:
-        process = psutil.Process(head.pid)
-        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - head.started) < 5.0
+        return psutil.Process(head.pid).status() != psutil.STATUS_ZOMBIE and not _reused(head)
     except psutil.NoSuchProcess:
         return False
 
@@ -264,11 +263,19 @@ def _members(pid: int) -> list[psutil.Process]:
 
 def _clean(head: Head) -> None:
     """Remove what a head that has ended left behind: stray members of its session, its folder, its state."""
-    if not psutil.pid_exists(head.pid):
+    if not _reused(head):
         _end_processes(head.pid)
     shutil.rmtree(head.temp_dir, ignore_errors=True)
     for suffix in ("json", "token"):
         (_folder() / f"{head.name}.{suffix}").unlink(missing_ok=True)
+
+
+def _reused(head: Head) -> bool:
+    """Whether another process has the head's pid now. A zombie that nobody reaps (no init in a container) still is the head."""
+    try:
+        return abs(psutil.Process(head.pid).create_time() - head.started) >= 5.0
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _reap(pid: int) -> None:

@@ -55,7 +55,8 @@ def test_a_run_prints_its_result_as_the_last_line(adding, tmp_path):
 
 
 def test_quiet_output_and_cwd(adding, tmp_path):
-    notebook(adding, "name = 'x'", "import os, rlkit.headless as h\nprint('noise')\nh.result({'cwd': os.getcwd()})")
+    source = "import os, rlkit.headless as h\nprint('noise')\nos.write(2, b'native noise')\nh.result({'cwd': os.getcwd()})"
+    notebook(adding, "name = 'x'", source)
     work = tmp_path / "work"
     work.mkdir()
     done = rlkit("run", adding, "-q", "-o", "out/{done}.ipynb", "--cwd", work, cwd=tmp_path)
