@@ -106,6 +106,23 @@ def runs() -> dict[str, list[str]]:
     return {run: sorted(found) for run, found in sorted(out.items())}
 
 
+def started_with(space: str, *prefixes: str) -> list[Any]:
+    """The living actors of a namespace whose names start with one of ``prefixes``."""
+    found = [find(name, space) for name in names(space) if name.startswith(prefixes)]
+    return [handle for handle in found if handle is not None]
+
+
+def cpu_environment(threads: int) -> dict[str, str]:
+    """Environment variables of an actor that computes with ``threads`` threads.
+
+    Threads that wait for each other spin for a moment only: those that spin for long take the core from the one that they wait for as soon
+    as anything else runs (three to ten times slower), and those that never spin make a small model's step half as fast again
+    (benchmarks/step_time.py).
+    """
+    n = str(threads)
+    return {"OMP_NUM_THREADS": n, "MKL_NUM_THREADS": n, "GOMP_SPINCOUNT": "2000"}
+
+
 def end(handles: Sequence[Any], timeout_s: float = 10.0) -> None:
     """Kill actors and wait until their names are free.
 

@@ -118,7 +118,7 @@ def _kill(args: argparse.Namespace) -> int:
             alive.add(run)
             if args.all or run == args.run:
                 space = actors.namespace(run)
-                actors.end([handle for handle in (actors.find(name, space) for name in names) if handle is not None])
+                actors.end(actors.started_with(space, ""))
                 print(f"ended {run} on {cluster.spec.name}: {', '.join(names)}")
                 ended = True
     if not ended and args.run is not None:

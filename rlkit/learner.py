@@ -66,8 +66,7 @@ class Learner:
         try:
             info = _wait(controller.start.remote(), "the learner to start", spec.start_timeout_s + _CONTROL_S, "TrainSpec.start_timeout_s")
         except BaseException:
-            ranks = [actors.find(n, owner.namespace) for n in actors.names(owner.namespace) if n.startswith("rank-")]
-            actors.end([controller, *[h for h in ranks if h is not None]])
+            actors.end([controller, *actors.started_with(owner.namespace, "rank-")])
             raise
         return cls(controller, owner, info, 0)
 
@@ -253,9 +252,7 @@ class Learner:
 
     def close(self) -> None:
         """End the ranks and their controller. Their memory and GPUs are free afterwards; what was not saved is lost."""
-        space = self._owner.namespace
-        handles = [actors.find(n, space) for n in actors.names(space) if n == NAME or n.startswith("rank-")]
-        actors.end([h for h in handles if h is not None])
+        actors.end(actors.started_with(self._owner.namespace, NAME, "rank-"))
 
     def __repr__(self) -> str:
         s, model = self.spec, self.info["model"]["name"]

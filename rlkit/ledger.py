@@ -108,8 +108,7 @@ class Ledger:
             driver = Driver(**holder)
             if driver != self._driver and not driver.is_dead_for_sure():
                 raise RunBusyError(f"Run {self.name!r} is driven by {driver}; it cannot be set aside now.")
-        found = [actors.find(n, space) for n in actors.names(space)]
-        actors.end([h for h in found if h is not None])
+        actors.end(actors.started_with(space, ""))
 
 
 def _start(name: str, space: str, cluster: Any, seed: int, fresh: bool) -> Any:

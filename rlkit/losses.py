@@ -130,6 +130,8 @@ class Objective:
         for name in ("kl_coef", "entropy_coef"):
             if not np.isfinite(getattr(self, name)):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be a finite number.")
+        if self.kl_coef < 0:
+            raise ConfigError(f"kl_coef is {self.kl_coef!r}; it must be at least 0: a negative one pays for leaving the reference.")
         self._check_options()
 
     def _check_options(self) -> None:

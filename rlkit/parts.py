@@ -70,6 +70,7 @@ class Parts(Owner):
         from rlkit.learner import Learner
 
         model, spec = self._part("learner", TrainSpec, model, self.cluster.spec.learner, settings, restart)
+        first = self._model_of("learner") is None  # steps before it had no learner: there is nothing to go back to
         alive = actors.find("learner", self.namespace) is not None and not restart
         if alive and (broken := Learner.attach(self).state()["broken"]) is not None:
             self.note(f"The learner of run {self.name!r} is started again, because it stopped after an error: {broken}")
@@ -79,20 +80,22 @@ class Parts(Owner):
                 self._end("learner", "rank-")  # also ranks whose controller died
                 self._seats("learner", spec.ranks, spec.cpus_per_rank, spec.gpus_per_rank)
             made = self._parts["learner"] = Learner.start(model, spec, self)
-        if not alive:
+        if not alive and not first:
             self.restore()
         self._align()
         return made
 
-    def reference(self, model: str | None = None, **settings: Any) -> Reference:
-        """A frozen model for the KL term, as its own actor(s). ``model`` defaults to the learner's."""
-        from rlkit.reference import Reference
+    def reference(self, model: str | None = None, *, restart: bool = False, **settings: Any) -> Reference:
+        """A frozen model for the KL term, as its own actor(s). ``model`` defaults to the learner's; settings are `ReferenceSpec`'s."""
+        from rlkit.reference import Reference, ReferenceSpec
 
-        model = model or self._model_of("reference") or self._model_of("learner") or ""
-        if not model:
-            raise RunError("run.reference() needs a model: name one, or make the learner first.")
-        made = self._parts["reference"] = Reference.start(model, owner=self, **settings)
-        self.ledger.append({"kind": "part", "name": "reference", "model": model, "spec": as_plain(settings)})
+        if model is None and self._model_of("reference") is None:
+            model = self._model_of("learner")
+        model, spec = self._part("reference", ReferenceSpec, model, ReferenceSpec(), settings, restart)
+        with self._making("reference", model, spec):
+            living = 0 if restart else sum(n.startswith("reference-") for n in self.ps())
+            self._seats("reference", max(0, spec.actors - living), spec.cpus_per_actor, spec.gpus_per_actor)
+            made = self._parts["reference"] = Reference.start(model, spec, self, restart=restart)
         return made
 
     def _part(self, name: str, kind: Any, model: str | None, defaults: Any, settings: Mapping[str, Any], restart: bool) -> tuple[str, Any]:
@@ -208,5 +211,4 @@ class Parts(Owner):
 
     def _end(self, *prefixes: str) -> None:
         """End the actors whose names start so."""
-        found = [actors.find(n, self.namespace) for n in self.ps() if n.startswith(prefixes)]
-        actors.end([h for h in found if h is not None])
+        actors.end(actors.started_with(self.namespace, *prefixes))

@@ -174,8 +174,7 @@ def _raise_first(done: Sequence[Any]) -> None:
 
 
 def _living(space: str) -> list[Any]:
-    found = [actors.find(n, space) for n in actors.names(space) if n.startswith(NAME)]
-    return [h for h in found if h is not None]
+    return actors.started_with(space, NAME)
 
 
 def _info(handle: Any) -> dict[str, Any] | None:
@@ -190,7 +189,7 @@ def _info(handle: Any) -> dict[str, Any] | None:
 def _spawn(model: str, spec: ReferenceSpec, index: int, space: str) -> Any:
     from rlkit.zero.frozen import Frozen
 
-    env = {} if spec.gpus_per_actor > 0 else {"OMP_NUM_THREADS": str(spec.n_threads)}
+    env = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"} | ({} if spec.gpus_per_actor > 0 else actors.cpu_environment(spec.n_threads))
     return actors.spawn(
         Frozen,
         f"{NAME}{index}",

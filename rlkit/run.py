@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlkit import actors, checkpoints
 from rlkit.context import Stateful
-from rlkit.errors import RunError, SpecChangedError
+from rlkit.errors import ConfigError, RunError, SpecChangedError
 from rlkit.ledger import Ledger
 from rlkit.parts import Parts
 from rlkit.types import Batch, Scored, UpdateStats
@@ -49,6 +49,7 @@ class Run(Parts):
         drive: False only looks at first, and takes the lease when something is to be changed.
 
     Raises:
+        ConfigError: an argument of the wrong kind.
         RunBusyError: another kernel drives this run.
         SpecChangedError: the run exists with another seed.
     """
@@ -70,6 +71,7 @@ class Run(Parts):
         drive: bool = True,
     ) -> None:
         checkpoints.check_name(name)
+        _check_arguments(cluster, seed, checkpoint_every, keep)
         if not hasattr(self, "ledger"):
             super().__init__(name, seed, cluster)
             self._stateful: dict[str, Stateful] = {}
@@ -277,6 +279,19 @@ class Run(Parts):
     def _flush_samples(self) -> None:
         pending, self._samples_pending = self._samples_pending, []
         actors.wait(pending, what="samples to be written", timeout_s=600, setting="nothing: this limit is fixed")
+
+
+def _check_arguments(cluster: Any, seed: Any, checkpoint_every: Any, keep: Any) -> None:
+    """Raises:
+    ConfigError: see `Run`.
+    """
+    from rlkit.cluster import Cluster
+
+    if not isinstance(cluster, Cluster):
+        raise ConfigError(f"rlkit.Run(name, cluster): the cluster is {cluster!r}; it must be what rlkit.connect(...) returned.")
+    for what, value, least in (("seed", seed, 0), ("checkpoint_every", checkpoint_every, 0), ("keep", keep, 1)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"rlkit.Run(..., {what}={value!r}): it must be a whole number of at least {least}.")
 
 
 def attach(name: str, cluster: Cluster | None = None, *, takeover: bool = False) -> Run:

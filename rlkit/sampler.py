@@ -193,10 +193,12 @@ class Sampler:
         done an engine has no version and `generate` refuses. Running it again sends the weights again.
 
         Raises:
-            SyncError: an engine does not hold the learner's weights; names the engine and the tensors.
+            SyncError: not given a learner; an engine does not hold its weights (names the engine and the tensors).
             DeadlineError: not done within ``EngineSpec.sync_timeout_s``; names what it waited for.
             ActorDiedError: an engine or the learner died.
         """
+        if not hasattr(learner, "publish_weights"):
+            raise SyncError(f"sampler.sync takes the learner, as run.learner(...) returned it; it was given {learner!r}.")
         with self._owner.phase("sync") as facts:
             begun = time.monotonic()
             transport = self._transport(learner)

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from rlkit import transfer
+from rlkit import actors, transfer
 from rlkit.config import TrainSpec
 from rlkit.errors import CheckpointError, SyncError
 from rlkit.weights import WeightManifest, publish
@@ -173,14 +173,9 @@ def threads(spec: TrainSpec) -> int:
 
 def environment(spec: TrainSpec) -> dict[str, str]:
     """Environment variables of a rank's process."""
-    n = str(threads(spec))
-    return {
+    return actors.cpu_environment(threads(spec)) | {
         "DS_ACCELERATOR": "cuda" if spec.gpus_per_rank > 0 else "cpu",
         "LOCAL_RANK": "0",  # Ray shows each rank its own GPU only
-        "OMP_NUM_THREADS": n,
-        # Threads that wait by spinning take the core that the one they wait for needs: ten times slower once anything else runs.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "MKL_NUM_THREADS": n,
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }

@@ -56,4 +56,4 @@ def owner(ray_local):
 
     made = Owner(f"test-{os.getpid()}-{next(_names)}", seed=0)
     yield made
-    actors.end([h for h in (actors.find(n, made.namespace) for n in actors.names(made.namespace)) if h is not None])
+    actors.end(actors.started_with(made.namespace, ""))

@@ -225,7 +225,7 @@ import ray
 cluster = rl.connect({two_node_cluster.address!r})
 space = actors.namespace("both-{via}")
 again = ray.get(actors.find("first", space).add.remote())
-actors.end([actors.find(n, space) for n in actors.names(space)])
+actors.end(actors.started_with(space, ''))
 print(json.dumps([again, cluster.ps()]))
 """
     assert run(code, two_node_cluster.env(tmp_path)) == [found["add"] + 1, {}]

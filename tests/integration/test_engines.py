@@ -32,7 +32,7 @@ def keeper(ray_local):
     """One owner for the module, so that its two engines are started once."""
     made = Owner(f"engines-{os.getpid()}")
     yield made
-    actors.end([h for n in actors.names(made.namespace) if (h := actors.find(n, made.namespace)) is not None])
+    actors.end(actors.started_with(made.namespace, ""))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def vllm(keeper, model):
 def hf(ray_local, model):
     made = Owner(f"hf-{os.getpid()}")
     yield Sampler.start(model, EngineSpec(engine="hf", max_model_len=128), made)
-    actors.end([h for n in actors.names(made.namespace) if (h := actors.find(n, made.namespace)) is not None])
+    actors.end(actors.started_with(made.namespace, ""))
 
 
 def flat(rollouts):

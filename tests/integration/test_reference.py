@@ -30,7 +30,7 @@ def shared(ray_local, model):
     """One owner with one running reference, for the tests that only ask it."""
     owner = Owner(f"test-reference-{os.getpid()}")
     yield Reference.start(str(model), owner=owner, actors=2, micro_batch_tokens=64, logits_chunk=7)
-    actors.end([actors.find(n, owner.namespace) for n in actors.names(owner.namespace)])
+    actors.end(actors.started_with(owner.namespace, ""))
 
 
 def random_shard(prompts: int, group: int, seed: int) -> RolloutShard:

@@ -11,7 +11,17 @@ import pytest
 import rlkit as rl
 from rlkit import actors
 from rlkit.config import as_plain
-from rlkit.errors import ActorDiedError, BatchError, ConfigError, LearnerError, ResourceError, RlkitError, RunError, SpecChangedError
+from rlkit.errors import (
+    ActorDiedError,
+    BatchError,
+    ConfigError,
+    LearnerError,
+    ResourceError,
+    RlkitError,
+    RunError,
+    SpecChangedError,
+    SyncError,
+)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +139,48 @@ def test_a_part_without_a_seat_is_refused_and_names_who_sits_there(run, cluster)
 def test_another_seed_is_refused(run, cluster):
     with pytest.raises(SpecChangedError, match="seed 5"):
         rl.Run("house", cluster, seed=6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cluster": None}, "the cluster is None; it must be what rlkit.connect"),
+        ({"cluster": "laptop"}, "the cluster is 'laptop'; it must be what rlkit.connect"),
+        ({"seed": "x"}, "seed='x'.: it must be a whole number of at least 0"),
+        ({"checkpoint_every": -1}, "checkpoint_every=-1.: it must be a whole number of at least 0"),
+        ({"keep": 0}, "keep=0.: it must be a whole number of at least 1"),
+    ],
+)
+def test_a_run_with_wrong_arguments_is_refused(cluster, change, message):
+    with pytest.raises(ConfigError, match=message):
+        rl.Run("refused", **({"cluster": cluster} | change))
+    assert "refused" not in cluster.ps()
+
+
+def test_sync_without_a_learner_is_refused(run):
+    with pytest.raises(SyncError, match="it was given None"):
+        run.sampler().sync(None)
+
+
+def test_a_reference_without_a_seat_is_refused_and_one_with_a_seat_is_found_again(run):
+    with pytest.raises(ResourceError, match=r"asks for 99 x 0\.5 CPUs"):
+        run.reference(actors=99, cpus_per_actor=0.5)
+    made = run.reference(cpus_per_actor=0.5)
+    assert made.version.startswith("tiny@")
+    assert run.reference().info[0]["pid"] == made.info[0]["pid"]
+    made.close()
+
+
+def test_steps_before_there_was_a_learner_are_kept(cluster):
+    alone = rl.Run("only-rollouts", cluster)
+    alone.sampler("tiny", cpus_per_engine=0.1)
+    for step in alone.steps(2, progress=False):
+        rollouts = alone.sampler().generate(rl.load_tasks("arithmetic").take(2), n=2, max_tokens=8, progress=False)
+        alone.log(step, rl.score(rollouts, rl.rewards.Math()))
+    alone.learner("tiny", cpus_per_rank=0.1)
+    assert alone.committed == 1
+    assert list(alone.steps(3, progress=False)) == [2]
+    alone.close()
 
 
 def test_attach_to_nothing_names_what_is_alive(run, cluster):

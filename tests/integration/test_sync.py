@@ -96,7 +96,7 @@ def pair(request, ray_local, tmp_path_factory):
     learner = Learner(ray_local, path)
     yield sampler, learner, tolerance
     ray_local.kill(learner.holder)
-    actors.end([h for n in actors.names(owner.namespace) if (h := actors.find(n, owner.namespace)) is not None])
+    actors.end(actors.started_with(owner.namespace, ""))
 
 
 def test_after_a_sync_sampler_and_learner_agree_and_without_it_they_do_not(pair):

@@ -146,3 +146,8 @@ def test_a_loss_of_the_wrong_shape_or_not_finite_is_refused():
         losses.Objective(lambda t: (t.logprobs, {"m": t.logprobs.sum()}))(t, torch.ones(2))
     with pytest.raises(ValueError, match="it is nan"):
         losses.Objective(lambda t: (t.logprobs * math.nan, {}))(t, torch.ones(2))
+
+
+def test_a_negative_kl_coefficient_is_refused():
+    with pytest.raises(ConfigError, match="it must be at least 0"):
+        losses.Objective(kl_coef=-0.1)
