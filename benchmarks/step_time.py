@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -100,7 +101,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--engines", type=int, default=1, help="vLLM engines, which share the cores")
+    parser.add_argument("--ranks", type=int, default=1, help="ZeRO ranks, which share the cores")
     args = parser.parse_args()
     from rlkit.models import resolve
 
@@ -108,8 +110,9 @@ def main() -> None:
         cluster = rl.connect("laptop", storage=storage)
         run = rl.Run("step-time", cluster, resume=False)
         tasks = rl.load_tasks("arithmetic")
-        sampler = run.sampler("tiny")
-        learner = run.learner("tiny", lr=LR, ranks=args.ranks)
+        cores = os.cpu_count() or 1
+        sampler = run.sampler("tiny", engines=args.engines, threads=max(1, cores // args.engines), cpus_per_engine=0.5 / args.engines)
+        learner = run.learner("tiny", lr=LR, ranks=args.ranks, threads=max(1, cores // args.ranks), cpus_per_rank=0.5 / args.ranks)
         path = str(resolve("tiny").path)
         ours: list[dict[str, float]] = []
         theirs: list[float] = []
@@ -123,6 +126,8 @@ def main() -> None:
     overhead = statistics.median(r["total"] - r["rollout"] - r["forward_backward"] - r["optimizer"] for r in ours)
     result = {
         "shape": f"{PROMPTS} prompts x {GROUP} samples x {TOKENS} tokens",
+        "engines": args.engines,
+        "ranks": args.ranks,
         "steps_counted": len(ours),
         "rlkit_s": round(ours_s, 4),
         "trl_s": round(theirs_s, 4),
@@ -131,7 +136,8 @@ def main() -> None:
         "overhead_s": round(overhead, 4),
         "overhead_share": round(overhead / ours_s, 3),
     }
-    path_out = machine.save("step_time", result)
+    name = "step_time" if (args.engines, args.ranks) == (1, 1) else f"step_time_{args.engines}_engines_{args.ranks}_ranks"
+    path_out = machine.save(name, result)
     print(json.dumps(result, indent=1))
     print(f"written to {path_out.name}")
 

@@ -113,11 +113,10 @@ def started_with(space: str, *prefixes: str) -> list[Any]:
 
 
 def cpu_environment(threads: int) -> dict[str, str]:
-    """Environment variables of an actor that computes with ``threads`` threads.
+    """Environment variables of an actor that trains or scores with ``threads`` threads.
 
     Threads that wait for each other spin for a moment only: those that spin for long take the core from the one that they wait for as soon
-    as anything else runs (three to ten times slower), and those that never spin make a small model's step half as fast again
-    (benchmarks/step_time.py).
+    as anything else runs, and those that never spin are slow even when nothing does.
     """
     n = str(threads)
     return {"OMP_NUM_THREADS": n, "MKL_NUM_THREADS": n, "GOMP_SPINCOUNT": "2000"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rlkit.actors import cpu_environment
 from rlkit.config import EngineSpec
 from rlkit.errors import ConfigError, nearest
 
@@ -29,7 +28,8 @@ WORKER = "rlkit.engines.worker.WeightWorker"
 
 def environment(spec: EngineSpec) -> dict[str, str]:
     """Environment variables that must be set before vLLM or torch is imported in the engine's process."""
-    out = cpu_environment(spec.threads or max(1, math.ceil(spec.cpus_per_engine))) | {
+    out = {
+        "OMP_NUM_THREADS": str(spec.threads or max(1, math.ceil(spec.cpus_per_engine))),
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "TRANSFORMERS_VERBOSITY": "error",
