@@ -4,6 +4,8 @@
     rlkit ps                           runs that live on the local clusters (or --config, --address)
     rlkit kill RUN                     end the actors of a run; its folder stays
     rlkit down [NAME]                  end a local cluster with everything on it
+    rlkit data list                    the evaluation's sets, and which of them are here
+    rlkit data get NAME ...            fetch public sets from the Hugging Face hub
     rlkit version
 
 Exit status: 0; 1 when a cell failed; 2 when the call was wrong or a cluster could not be used; 130 when interrupted.
@@ -71,6 +73,18 @@ def _parser() -> argparse.ArgumentParser:
     down.set_defaults(verb=_down)
     down.add_argument("name", nargs="?", help="its name; without it, the one that runs")
 
+    data = verbs.add_parser("data", help="list or fetch data sets", description="The evaluation's sets: list them, fetch public ones.")
+    what = data.add_subparsers(required=True, metavar="WHAT")
+    listing = what.add_parser("list", help="the sets, and which of them are here", description="The sets, and which of them are here.")
+    listing.set_defaults(verb=_data_list)
+    get = what.add_parser("get", help="fetch sets", description="Fetch public sets from the Hugging Face hub (or $HF_ENDPOINT).")
+    get.set_defaults(verb=_data_get)
+    get.add_argument("names", nargs="+", metavar="NAME")
+    get.add_argument("--force", action="store_true", help="fetch a set anew that is there")
+    for each in (listing, get):
+        each.add_argument("--split", default="test")
+        each.add_argument("--data_dir", "--data-dir", help="a folder of sets; without it, $RLKIT_HOME/data")
+
     version = verbs.add_parser("version", help="print versions")
     version.set_defaults(verb=_version)
     return parser
@@ -91,6 +105,29 @@ def _run(args: argparse.Namespace) -> int:
     done = run_notebook(args.notebook, given, args.output, cwd=args.cwd, progress=None if args.quiet else sys.stderr)
     if done.result is not None:
         print(json.dumps(done.result), flush=True)
+    return 0
+
+
+# --- data sets ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _data_list(args: argparse.Namespace) -> int:
+    from rlkit.eval import datasets
+
+    rows = []
+    for entry in datasets.entries(args.split, data_dir=args.data_dir):
+        found = "not here" if entry.file is None else "shipped" if entry.is_shipped else str(entry.file)
+        rows.append((entry.name, "-" if entry.rows is None else f"{entry.rows:,}", entry.hub or "-", found))
+    _print_table(("NAME", "ROWS", "ON THE HUB", f"SPLIT {args.split}"), rows)
+    return 0
+
+
+def _data_get(args: argparse.Namespace) -> int:
+    from rlkit.eval import datasets
+
+    for name in datasets.fetchable(args.names, args.split, data_dir=args.data_dir):
+        got = datasets.fetch(name, args.split, data_dir=args.data_dir, force=args.force)
+        print(f"{got.path}: {got.rows:,} rows{'' if got.new else ' (it was there; --force fetches it anew)'}", flush=True)
     return 0
 
 

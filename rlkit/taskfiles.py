@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.errors import DataError, nearest
-from rlkit.formats import FORMATS, Format
+from rlkit.formats import FORMATS, SETS, Format, of_hub_id
 
 SUFFIXES = (".jsonl", ".parquet")
 _SPLITS = ("train", "test", "validation", "dev")  # file names that say a split and not a set
@@ -41,11 +41,11 @@ def find(name_or_path: str | Path, split: str, data_dir: str | Path | None) -> S
     roots = [Path(data_dir).expanduser()] if data_dir is not None else []
     if roots and not roots[0].is_dir():
         raise DataError(f"data_dir {str(data_dir)!r} is no folder.")
-    roots += shipped()
+    roots += [*shipped(), *cached()]
     if _NAME.fullmatch(text):
-        for folder in (root / text for root in roots):
-            if folder.is_dir():
-                return _in_folder(folder, split)
+        folders = [root / text for root in roots if (root / text).is_dir()]
+        if folders:
+            return _in_folder(next((f for f in folders if split in split_files(f)), folders[0]), split)
     if path.is_file():
         if path.suffix not in SUFFIXES:
             raise DataError(f"{path} is neither JSONL nor Parquet: its name should end with {' or '.join(SUFFIXES)}.")
@@ -55,12 +55,9 @@ def find(name_or_path: str | Path, split: str, data_dir: str | Path | None) -> S
     if path.suffix in SUFFIXES:
         raise DataError(f"There is no file {path}.")
     if _HUB_ID.fullmatch(text) and len(path.parts) == 2:
-        return Source(text, split, FORMATS.get(_format_name(text), Format()), lambda: _hub_rows(text, split))
-    if text in FORMATS:
-        raise DataError(
-            f"The public set {text!r} is not shipped with rlkit. Put its rows at DIR/{text}/{split}.jsonl and say data_dir=DIR, or give "
-            f"the id of a copy on the Hugging Face hub."
-        )
+        return Source(text, split, of_hub_id(text), lambda: _hub_rows(text, split))
+    if text in SETS:
+        raise DataError(f"The public set {text!r} is not shipped with rlkit, and not here. {how_to_get(text, split)}")
     known = sorted({folder.name for root in roots for folder in root.iterdir() if folder.is_dir()})
     raise DataError(
         f"There is no task set {text!r}{nearest(text, [*known, *FORMATS]) or '.'} Sets here: {', '.join(known)}. It may also be a .jsonl "
@@ -74,11 +71,40 @@ def shipped() -> list[Path]:
     return [p for p in (package / "eval" / "data", package.parent / "eval" / "data") if p.is_dir()][:1]
 
 
+def cached() -> list[Path]:
+    """The folder of what ``rlkit data get`` fetched, once there is one."""
+    return [p for p in (cache(),) if p.is_dir()]
+
+
+def cache() -> Path:
+    """``$RLKIT_HOME/data``."""
+    from rlkit.localhead import home
+
+    return home() / "data"
+
+
+def how_to_get(name: str, split: str) -> str:
+    """What to do for a public set that is not here."""
+    known = SETS[name]
+    place = f"put its rows at DIR/{name}/{split}.jsonl and say data_dir=DIR, or at {cache() / name / f'{split}.jsonl'}"
+    if known.hub is not None and split in known.hub.splits:
+        return f"Fetch it (rlkit data get {name} --split {split}), or {place}."
+    return f"No copy of its split {split!r} on the Hugging Face hub is known: {place}. It was published at {known.homepage}."
+
+
+def split_files(folder: Path) -> dict[str, Path]:
+    """The file of each split in a set's folder; JSONL before Parquet."""
+    return {p.stem: p for suffix in reversed(SUFFIXES) for p in sorted(folder.glob(f"*{suffix}")) if not p.name.startswith(".")}
+
+
 def _in_folder(folder: Path, split: str) -> Source:
-    files = {p.stem: p for suffix in SUFFIXES for p in sorted(folder.glob(f"*{suffix}"))}
+    files = split_files(folder)
     if split not in files:
         there = f"it has {', '.join(sorted(files))}" if files else f"it holds no {' or '.join(SUFFIXES)} file"
-        raise DataError(f"The task set {folder.name!r} in {folder.parent} has no split {split!r}{nearest(split, files) or ':'} {there}.")
+        more = f" {how_to_get(folder.name, split)}" if folder.name in SETS else ""
+        raise DataError(
+            f"The task set {folder.name!r} in {folder.parent} has no split {split!r}{nearest(split, files) or ':'} {there}.{more}"
+        )
     return Source(folder.name, split, FORMATS.get(folder.name, Format()), lambda: file_rows(files[split]))
 
 
@@ -125,10 +151,6 @@ def _parquet_rows(path: Path) -> Rows:
                     yield row, f"{path}, row {number}"
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
-
-
-def _format_name(hub_id: str) -> str:
-    return hub_id.partition("/")[2].partition(":")[0].lower().replace("-", "_")
 
 
 def _hub_rows(hub_id: str, split: str) -> Rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -149,20 +150,24 @@ def load_tasks(
     limit: int | None = None,
     level: int | str | Collection[int | str] | None = None,
     data_dir: str | Path | None = None,
+    solutions: bool = False,
 ) -> Tasks:
     """Load a task set.
 
     Args:
-        name_or_path: a set that rlkit ships (such as "arithmetic", "countdown", "word_problems"); a public maths set that lies in
-            ``data_dir`` (such as "gsm8k"); a .jsonl or .parquet file, or a folder with one a split; a Hugging Face hub id ("org/name", or
-            "org/name:config").
+        name_or_path: a set that rlkit ships (such as "arithmetic", "countdown", "word_problems"); a public maths set (such as "gsm8k")
+            that lies in ``data_dir`` or that ``rlkit data get`` fetched; a .jsonl or .parquet file, or a folder with one a split; a
+            Hugging Face hub id ("org/name", or "org/name:config").
         fields: which columns hold what, such as ``{"question": "Body+Question", "answer": "Answer", "id": "ID"}``. Only the question is
-            needed. Without ``fields``: "question" and "answer", or what `rlkit.formats.FORMATS` says of a public set.
+            needed. Without ``fields``: "question" and "answer", or what `rlkit.formats.SETS` says of a public set.
         template: an entry of `rlkit.templates`; None: the model's chat template when it has one, else the plain question.
         seed: of the order in which `Tasks.batch` draws.
         limit: only the first so many rows.
-        level: only rows whose field "level" is this, or among these: ``level=range(1, 4)``.
-        data_dir: where ``<name>/<split>.jsonl`` (or .parquet) is looked for first.
+        level: only rows whose field "level" is this, or among these: ``level=range(1, 4)``. "Level 3" counts as 3.
+        data_dir: where ``<name>/<split>.jsonl`` (or .parquet) is looked for first; then among the shipped sets, then in
+            ``$RLKIT_HOME/data``.
+        solutions: keep worked solutions as ``Prompt.meta["solution"]``, where the set has them (gsm8k, math, math500, minerva_math, or a
+            file whose ``fields`` name a column "solution"): for examples in a prompt.
 
     Raises:
         DataError: no such set, split or file; a malformed row (file and line named); a field that is missing; an empty set.
@@ -180,9 +185,9 @@ def load_tasks(
             if "level" not in row:
                 raise DataError(f"{where}: the rows of {source.name!r} have no field 'level' to choose by. They have {', '.join(row)}.")
             levels.add(row["level"])
-            if row["level"] not in wanted:
+            if row["level"] not in wanted and _number(row["level"]) not in wanted:
                 continue
-        item = read_row(row, form, where)
+        item = read_row(row, form, where, solutions=solutions)
         message = {"role": "user", "content": item.question}
         prompt_id = f"{source.name}/{source.split}/{i if item.id is None else item.id}"
         prompts.append(Prompt(prompt_id, (message,), item.answer, style, item.meta))
@@ -191,3 +196,9 @@ def load_tasks(
     if not prompts and levels:
         raise DataError(f"{source.name}/{source.split} has no row of level {level!r}; its levels are {sorted(levels, key=str)}.")
     return Tasks(source.name, source.split, prompts, template=style, seed=seed)
+
+
+def _number(level: Any) -> int | None:
+    """3 for "Level 3", as MATH writes its levels."""
+    found = re.fullmatch(r"Level (\d+)", level) if isinstance(level, str) else None
+    return int(found[1]) if found else None
