@@ -170,7 +170,7 @@ def fetch(name: str, split: str = "test", *, data_dir: str | Path | None = None,
     public, target = SETS[name], _target(name, split, data_dir)
     if target.is_file() and not force:
         try:
-            return Fetched(target, sum(1 for row, where in file_rows(target) if read_row(row, public.form, where)), False)
+            return Fetched(target, len([read_row(row, public.form, where) for row, where in file_rows(target)]), False)
         except DataError as error:
             raise DataError(f"The file that is there cannot be used: {error} Fetch it anew with --force, or remove it.") from error
     if public.hub is None or split not in public.hub.splits:

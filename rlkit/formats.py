@@ -245,7 +245,8 @@ def _split(text: str, letters: Sequence[str]) -> list[str]:
     if first is None:
         return []
     before, after = _MARKS["(" if first[1] else first[2]]
-    found, start = [], 0
+    found: list[str] = []
+    start = 0
     for letter in letters:
         hit = re.compile(rf"(?:^|(?<=\s)){before}{letter}{after}").search(text, start)
         if hit is None:

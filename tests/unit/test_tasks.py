@@ -22,6 +22,14 @@ SHIPPED = ("arithmetic", "arithmetic_easy", "arithmetic_hard", "countdown", "wor
 MATHS = Path(os.environ.get("RLKIT_MATHS_DATA") or ROOT.parent / "shared" / "data")
 
 
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    """No test sees what this machine's user has fetched."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("RLKIT_HOME", str(folder))
+    return folder
+
+
 def write(file: Path, *rows: dict | str) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows), encoding="utf-8")
@@ -139,11 +147,31 @@ ROWS = {  # rows made up for this test, in each set's format: (row, question, an
     "gaokao2023en": ({"question": "Find it.answers: $\\frac{3}{10}$", "answer": ""}, "Find it.", "$\\frac{3}{10}$"),
     "gsm8k": ({"question": "Q", "answer": "a #### b\n#### 70,000"}, "Q", "70,000"),
     "math500": ({"problem": "P", "answer": "p - q", "solution": "S", "level": 2}, "P", "p - q"),
+    "math": (
+        {"problem": "P", "level": "Level 3", "type": "Algebra", "solution": "\\fbox{1}, so \\boxed{\\frac{1}{2}}."},
+        "P",
+        "\\frac{1}{2}",
+    ),
     "mawps": ({"input": "I", "target": 0.25}, "I", "0.25"),
     "minerva_math": ({"problem": "P", "solution": "\\boxed{1}, no: \\boxed{\\frac{1}{2}} m"}, "P", "\\frac{1}{2}"),
     "olympiadbench": ({"context": None, "question": "Q", "final_answer": ["$2$", "3"]}, "Q", "$2$, 3"),
-    "sat_math": ({"question": "Q:", "options": "A) 1 B) 2", "Answer": "B"}, "Q: A) 1 B) 2", "B"),
+    "sat_math": ({"question": "Q:", "options": "A) 1 B) 2", "Answer": "B"}, "Q:\nA) 1\nB) 2", "B"),
     "svamp": ({"Body": "B", "Question": "Q?", "Answer": 145.0}, "B. Q?", "145"),
+    "tabmwp": (
+        {
+            "question": "Which is cheaper?",
+            "choices": ["pen", "cup"],
+            "answer": "pen",
+            "unit": None,
+            "table_title": "Prices",
+            "table": "pen | $1\ncup | $3",
+            "ques_type": "multi_choice",
+            "ans_type": "extractive_text",
+            "solution": "S",
+        },
+        "Table: Prices\npen | $1\ncup | $3\n\nWhich is cheaper?\nA) pen\nB) cup",
+        "pen",
+    ),
 }
 
 
@@ -156,20 +184,131 @@ def test_the_format_of_each_public_set(name, tmp_path):
     assert "solution" not in prompt.meta
 
 
+def one(name: str, folder: Path, row: dict, **how) -> Prompt:
+    write(folder / name / "test.jsonl", row)
+    (prompt,) = load_tasks(name, "test", data_dir=folder, **how)
+    return prompt
+
+
 def test_asdiv_units_leave_other_brackets_alone(tmp_path):
-    write(tmp_path / "asdiv" / "test.jsonl", *({"body": "B.", "question": "Q?", "answer": a} for a in ("5:45", "(1, 2)", "14  (seats)")))
-    assert [p.answer for p in load_tasks("asdiv", "test", data_dir=tmp_path)] == ["5:45", "(1, 2)", "14"]
+    answers = {"5:45": "5:45", "(1, 2)": "(1, 2)", "14  (seats)": "14", "-(1/3)": "-(1/3)", "50% (of them)": "50%"}
+    write(tmp_path / "asdiv" / "test.jsonl", *({"body": "B.", "question": "Q?", "answer": a} for a in answers))
+    assert [p.answer for p in load_tasks("asdiv", "test", data_dir=tmp_path)] == list(answers.values())
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "A) $x<3$ B) set A is (B) at most C) 7. D) 1,000",
+        "(A)$x<3$ (B)set A is (B) at most (C)7. (D)1,000",
+        "A. $x<3$ B. set A is (B) at most C. 7. D. 1,000",
+        ["$x<3$", "set A is (B) at most", "7.", "1,000"],
+        ["A) $x<3$", "B) set A is (B) at most", "C) 7.", "D) 1,000"],
+    ],
+)
+def test_options_of_a_multiple_choice(tmp_path, written):
+    if isinstance(written, str) and written.startswith("("):
+        written = written.replace("is (B) at", "is B) at")  # a mark within an option cannot be told from the mark
+    prompt = one("sat_math", tmp_path, {"id": 1, "question": "Q?", "options": written, "Answer": "(C)"})
+    assert (prompt.meta["choices"][0], prompt.meta["choices"][2:], prompt.answer) == ("$x<3$", ("7.", "1,000"), "C")
+    assert len(prompt.meta["choices"]) == 4
+    assert prompt.question.startswith("Q?\nA) $x<3$\nB) set A is")
+    assert prompt.question.endswith("at most\nC) 7.\nD) 1,000")
+
+
+def test_the_hub_s_names_for_sat_math(tmp_path):
+    prompt = one("sat_math", tmp_path, {"Question": "Q?", "Possible Answers": "A) 1 B) 2", "Answer": "A"})
+    assert (prompt.question, prompt.meta) == ("Q?\nA) 1\nB) 2", {"choices": ("1", "2")})
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "Q", "options": "1, 2", "Answer": "A"}, r"line 1: the options '1, 2' are not written as"),
+        ({"question": "Q", "options": None, "Answer": "A"}, r"line 1: the options \(options\) are empty"),
+        ({"question": "Q", "options": "A) 1 B) 2", "Answer": "C"}, r"line 1: the answer \(Answer\) is 'C'; the options are A, B\."),
+        ({"question": "", "options": "A) 1 B) 2", "Answer": "A"}, r"line 1: the question \(question\+options\) is empty"),
+        ({"question": "Q", "Answer": "A"}, r"line 1: there is no field 'options'"),
+    ],
+)
+def test_a_multiple_choice_that_is_none(tmp_path, row, message):
+    with pytest.raises(DataError, match=message):
+        one("sat_math", tmp_path, row)
+
+
+def test_tables_with_and_without_title_unit_and_options(tmp_path):
+    row = {"question": "How much is it?", "table": "pen | $1", "answer": "1,000.50", "choices": None, "unit": "$", "table_title": None}
+    prompt = one("tabmwp", tmp_path, row | {"ans_type": "decimal_number", "row_num": 1})
+    assert (prompt.question, prompt.answer) == ("Table:\npen | $1\n\nHow much is it? (unit: $)", "1,000.50")
+    assert prompt.meta == {"unit": "$", "ans_type": "decimal_number"}
+    assert one("tabmwp", tmp_path, row | {"choices": ["yes", "no"], "answer": "no"}).meta["choices"] == ("yes", "no")
+    assert one("tabmwp", tmp_path, {"question": "Q?", "table": "T", "answer": 3}).question == "Table:\nT\n\nQ?"
+    with pytest.raises(DataError, match="line 1: the table is empty"):
+        one("tabmwp", tmp_path, row | {"table": " "})
+
+
+def test_solutions_are_kept_when_asked_for(tmp_path):
+    row = {"question": "Q", "answer": "1 + 1 = <<1+1=2>>2, and 2 < 3\n#### 2"}
+    assert one("gsm8k", tmp_path, row, solutions=True).meta == {"solution": "1 + 1 = 2, and 2 < 3\n#### 2"}
+    assert one("gsm8k", tmp_path, row).meta == {}
+    for name in ("math", "math500", "minerva_math"):
+        meta = one(name, tmp_path, {"problem": "P", "solution": "It is \\boxed{4}.", "answer": "4"}, solutions=True).meta
+        assert meta["solution"] == "It is \\boxed{4}."
+    assert "solution" not in one("mawps", tmp_path, {"input": "I", "target": 1}, solutions=True).meta
+    file = write(tmp_path / "mine.jsonl", {"question": "Q", "why": "W"})
+    fields = {"question": "question", "solution": "why"}
+    assert load_tasks(file, fields=fields, solutions=True)[0].meta == {"solution": "W"}
+    assert load_tasks(file, fields=fields)[0].meta == {}
+    with pytest.raises(DataError, match="no field 'because'"):
+        load_tasks(file, fields=fields | {"solution": "because"}, solutions=True)
+
+
+def test_math_levels_count_as_numbers(tmp_path):
+    rows = [{"problem": f"P{i}", "solution": f"\\boxed{{{i}}}", "level": f"Level {i}", "type": "Algebra"} for i in range(1, 6)]
+    write(tmp_path / "math" / "train.jsonl", *rows, rows[0] | {"level": "Level ?"})
+    tasks = load_tasks("math", data_dir=tmp_path, level=range(3, 6))
+    assert [(p.answer, p.meta["level"]) for p in tasks] == [("3", "Level 3"), ("4", "Level 4"), ("5", "Level 5")]
+    assert len(load_tasks("math", data_dir=tmp_path, level="Level ?")) == 1
+
+
+def test_where_a_set_is_looked_for(tmp_path, home):
+    write(home / "data" / "gsm8k" / "test.jsonl", {"question": "in the cache", "answer": "#### 1"})
+    write(home / "data" / "arithmetic" / "test.jsonl", {"question": "in the cache", "answer": "1"})
+    write(home / "data" / "arithmetic" / "extra.jsonl", {"question": "only in the cache", "answer": "1"})
+    write(tmp_path / "mine" / "gsm8k" / "train.jsonl", {"question": "mine", "answer": "#### 2"})
+    assert load_tasks("gsm8k", "test")[0].question == "in the cache"
+    assert load_tasks("gsm8k", data_dir=tmp_path / "mine")[0].question == "mine"
+    assert load_tasks("gsm8k", "test", data_dir=tmp_path / "mine")[0].question == "in the cache"
+    assert load_tasks("arithmetic", "test")[0].question != "in the cache"
+    assert load_tasks("arithmetic", "extra")[0].question == "only in the cache"
+    with pytest.raises(
+        DataError, match=r"'gsm8k' in .* has no split 'train': it has test\. Fetch it \(rlkit data get gsm8k --split train\)"
+    ):
+        load_tasks("gsm8k")
+    with pytest.raises(
+        DataError, match=r"No copy of its split 'test' on the Hugging Face hub is known: put its rows at DIR/mawps/test\.jsonl"
+    ):
+        load_tasks("mawps", "test")
 
 
 if MATHS.is_dir():
 
     def test_all_rows_of_the_public_sets_load():
-        sets = {name: load_tasks(name, "test", data_dir=MATHS) for name in FORMATS}
+        sets = {name: load_tasks(name, "test", data_dir=MATHS) for name in FORMATS if (MATHS / name).is_dir()}
+        assert len(sets) == 12
         assert sum(map(len, sets.values())) == 11_351
         for tasks in sets.values():
             assert all(p.question.strip() and p.answer and p.answer.strip() for p in tasks)
         assert not [p for p in sets["gsm8k"] if not p.answer.lstrip("-").replace(",", "").replace(".", "").isdigit()]
         assert not [p for p in sets["minerva_math"] if "boxed" in p.answer]
+        assert {len(p.meta["choices"]) for p in sets["sat_math"]} == {4}
+        assert {p.answer for p in sets["sat_math"]} == set("ABCD")
+
+    def test_the_solutions_of_the_public_sets():
+        for name in ("gsm8k", "math500", "minerva_math"):
+            for p in load_tasks(name, "test", data_dir=MATHS, solutions=True):
+                assert p.meta["solution"]
+                assert "<<" not in p.meta["solution"] or name != "gsm8k"
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------------------------
