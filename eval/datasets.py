@@ -37,7 +37,7 @@ def names() -> list[str]:
     return [*SETS, *(name for name in _folders(shipped()) if name not in SETS)]
 
 
-def resolve(text: str, split: str = "test", *, data_dir: str | Path | None = None) -> list[str]:
+def resolve(text: str, split: str = "test", data_dir: str | Path | None = None) -> list[str]:
     """The sets that a comma-separated list names, each once, in order. "all" stands for the public sets whose split is found here.
 
     Raises:
@@ -245,7 +245,7 @@ def download(hub: Hub, split: str, folder: Path) -> list[Path]:
     except LocalEntryNotFoundError as error:
         raise DataError(_unreachable(endpoint, hub, error.__cause__ or error)) from error
     except HfHubHTTPError as error:
-        raise DataError(f"{endpoint} does not give {hub}: {_first_line(error)}") from error
+        raise DataError(f"{endpoint} does not give {hub}: {_first_line(error).rstrip('.')}.") from error
     except (HTTPError, OSError) as error:  # a time-out and HF_HUB_OFFLINE are OSErrors
         raise DataError(_unreachable(endpoint, hub, error)) from error
     return [Path(path) for path in got]
@@ -308,7 +308,7 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
 
 
 def _unreachable(endpoint: str, hub: Hub, error: BaseException) -> str:
-    return f"{endpoint} cannot be reached for {hub} ({_first_line(error)}): is there no network?"
+    return f"{endpoint} cannot be reached for {hub} ({_first_line(error).rstrip('.')}): is there no network?"
 
 
 def _first_line(error: BaseException) -> str:
