@@ -1,116 +1,391 @@
-"""Accuracy of what a sampler answers, with its interval."""
+"""`evaluate`: a model or a live sampler, on one set or several, with everything that the numbers depend on written down."""
 
 from __future__ import annotations
 
-import math
+import contextlib
+import dataclasses
+import hashlib
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlkit.errors import DataError
-from rlkit.reprs import html_table, number
+import numpy as np
+
+from rlkit import templates
+from rlkit.config import EngineSpec, as_plain
+from rlkit.context import Owner, derive_seed
+from rlkit.errors import ConfigError, DataError, TooLongError, nearest
+from rlkit.eval import datasets as catalog
+from rlkit.eval.metrics import METRICS, Metric, grade_responses
+from rlkit.eval.result import Evaluation, Evaluations, summarize
+from rlkit.eval.spec import EvalSpec, cache_key, code_of, engine_facts
+from rlkit.eval.store import Store, folder_name
+from rlkit.tasks import Tasks, load_tasks
+from rlkit.types import Prompt
 
 if TYPE_CHECKING:
     from rlkit.sampler import Sampler
-    from rlkit.tasks import Tasks
-    from rlkit.types import Scored
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of `evaluate`. ``scored`` leads to every response; its shards live as long as the cluster keeps them."""
-
-    dataset: str
-    split: str
-    accuracy: float  # share of samples graded correct
-    low: float  # 95 % Wilson interval
-    high: float
-    n_prompts: int
-    n_samples: int
-    mean_length: float  # tokens
-    truncated: float  # share of samples that hit max_tokens
-    unparsed: float  # share of samples without an answer that could be read
-    policy_version: int
-    seconds: float
-    scored: Scored
-
-    def __repr__(self) -> str:
-        return (
-            f"Evaluation({self.dataset}/{self.split}: {self.accuracy:.1%} correct [{self.low:.1%}, {self.high:.1%}], "
-            f"{self.n_prompts} problems x {self.n_samples // self.n_prompts}, {self.mean_length:.1f} tokens, "
-            f"policy version {self.policy_version})"
-        )
-
-    def _repr_html_(self) -> str:
-        rows = [
-            ("accuracy", f"{self.accuracy:.1%}, 95 % interval {self.low:.1%} to {self.high:.1%}"),
-            ("problems x samples", f"{self.n_prompts} x {self.n_samples // self.n_prompts}"),
-            ("response length", f"{number(self.mean_length)} tokens, {self.truncated:.1%} truncated"),
-            ("no answer found", f"{self.unparsed:.1%}"),
-            ("policy version", self.policy_version),
-            ("time", f"{self.seconds:.1f} s"),
-        ]
-        return html_table(("", ""), rows, caption=f"{self.dataset}/{self.split}")
+FIRST_CHUNK = 64  # samples; then as many as take about CHUNK_S
+CHUNK_S = 20.0
+LARGEST_CHUNK = 8192
+OUTPUT = "runs/eval"
 
 
 def evaluate(
-    sampler: Sampler,
-    tasks: str | Tasks,
+    model: Sampler | str | Path,
+    data: str | Tasks | Sequence[str | Tasks],
     split: str = "test",
     *,
-    n: int = 1,
-    limit: int | None = None,
-    reward: Any = None,
-    progress: bool = False,
-    **sampling: Any,
-) -> Evaluation:
-    """Greedy accuracy (unless ``temperature`` says otherwise) of a live sampler on a task set.
+    data_dir: str | Path | None = None,
+    output: str | Path | None = None,
+    resume: bool = True,
+    metric: Metric | None = None,
+    cluster: Any = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> Any:
+    """Sample answers to every problem of a set, grade them, and report with everything that the numbers depend on.
 
     Args:
-        sampler: its current weights are evaluated; sync first if they should be the learner's.
-        tasks: a `Tasks`, or a name for `rlkit.load_tasks` with ``split``.
-        n: samples a problem.
-        limit: only the first so many problems.
-        reward: what grades; ``rlkit.rewards.Math()`` by default. It must give verdicts.
-        sampling: fields of `rlkit.SampleSpec`.
+        model: a live sampler (its current weights; sync first if they should be the learner's), or a model's name, folder or hub id.
+        data: a set by name ("gsm8k"), names with commas, "all" for every public set that is found, a path, a `Tasks`, or a list of these.
+        split: of sets given by name.
+        data_dir: where ``<name>/<split>.jsonl`` is looked for first.
+        output: folder for samples, summaries and reports, one subfolder a set and configuration. A stopped evaluation of a saved model
+            goes on there. None: ``runs/eval`` for a saved model; nothing is written for a live sampler.
+        resume: False samples anew.
+        metric: decides instead of the grader; see `rlkit.eval.register_metric` for one that goes with a set.
+        cluster: for a saved model: what `rlkit.connect` returned or takes. None: the cluster that this kernel is connected to, else one on
+            this machine, which is ended afterwards.
+        progress: a bar with the time left; None: when there is anybody to see it.
+        **settings: fields of `EvalSpec` (n, temperature, max_tokens, template, shots, limit, seed ...); for a saved model also those of
+            `rlkit.EngineSpec` (engine, dtype, max_model_len, tensor_parallel_size ...).
+
+    Returns:
+        An `Evaluation` for one set, `Evaluations` for several.
 
     Raises:
-        DataError: the reward gives no verdicts, so that there is no accuracy.
+        ConfigError: an unknown setting. DataError: a set that is not there. ModelError: a model that cannot be loaded.
+        RewardError: a problem without an answer, or a metric that failed.
     """
-    import rlkit as rl
-
-    found = rl.load_tasks(tasks, split=split) if isinstance(tasks, str) else tasks
-    prompts = found.take(len(found) if limit is None else min(limit, len(found)))
-    rollouts = sampler.generate(prompts, n=n, progress=progress, **({"temperature": 0.0, "logprobs": False} | sampling))
-    scored = rl.score(rollouts, rl.rewards.Math() if reward is None else reward)
-    if "correct" not in scored.verdicts:
-        raise DataError("evaluate() needs a reward that grades answers (such as rlkit.rewards.Math); this one gives no verdicts.")
-    correct = scored.verdicts["correct"]
-    low, high = wilson(int(correct.sum()), correct.size)
-    return Evaluation(
-        dataset=found.name,
-        split=found.split,
-        accuracy=float(correct.mean()),
-        low=low,
-        high=high,
-        n_prompts=correct.shape[0],
-        n_samples=correct.size,
-        mean_length=float(rollouts.lengths.mean()),
-        truncated=float(rollouts.truncated.mean()),
-        unparsed=float(scored.verdicts["unparsed"].mean()) if "unparsed" in scored.verdicts else 0.0,
-        policy_version=rollouts.policy_version,
-        seconds=rollouts.seconds + scored.seconds,
-        scored=scored,
-    )
+    spec, engine = _settings(settings)
+    sets = [_dataset(d, split, data_dir, spec) for d in _names(data, split, data_dir)]
+    show = sys.stderr.isatty() or "ipykernel" in sys.modules if progress is None else progress
+    single = isinstance(data, Tasks) or (isinstance(data, str) and len(sets) == 1 and data.strip() != "all")
+    if hasattr(model, "generate"):
+        if engine:
+            raise ConfigError(f"{', '.join(engine)}: settings of a sampler's engines cannot be changed here; the sampler has its own.")
+        source: _Source = _Live(model)
+    else:
+        source = _Saved(model, engine, cluster)
+        output = OUTPUT if output is None else output
+    with source:
+        found = [_one(source, s, spec, output, resume, metric or METRICS.get(s.name), show) for s in sets]
+    return found[0] if single else Evaluations(found)
 
 
-def wilson(hits: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """The Wilson score interval of a share (Wilson 1927, "Probable inference"), 95 % by default.
+# --- data --------------------------------------------------------------------------------------------------------------------------------
 
-    Samples of one problem are treated as independent; with several samples a problem the interval is too narrow.
+
+@dataclass(frozen=True)
+class _Set:
+    """The problems of one set as they go to the model, and a hash of all that."""
+
+    name: str
+    split: str
+    prompts: list[Prompt]
+    fingerprint: str
+
+
+def _names(data: Any, split: str, data_dir: Any) -> list[str | Tasks]:
+    if isinstance(data, Tasks):
+        return [data]
+    if isinstance(data, str | Path):
+        text = str(data)
+        if "/" in text or Path(text).suffix:  # a path, or an id on the hub
+            return [text]
+        return list(catalog.resolve(text, split=split, data_dir=data_dir))
+    items = list(data)
+    if not items:
+        raise DataError("evaluate() was given no data set.")
+    return [name for item in items for name in _names(item, split, data_dir)]
+
+
+def _dataset(data: str | Tasks, split: str, data_dir: Any, spec: EvalSpec) -> _Set:
+    tasks = data if isinstance(data, Tasks) else load_tasks(data, split=split, data_dir=data_dir, template=spec.template)
+    style = tasks.template if isinstance(data, Tasks) and spec.template == "auto" else spec.template
+    prompts = [dataclasses.replace(p, template=style) for p in tasks.take(min(spec.limit or len(tasks), len(tasks)))]
+    if spec.shots:
+        if isinstance(data, Tasks):
+            raise ConfigError(f"shots={spec.shots} needs a set by name, whose train split has the examples; put them into your prompts.")
+        messages = _examples(data, spec, data_dir, style)
+        prompts = [dataclasses.replace(p, messages=(*messages, *p.messages)) for p in prompts]
+    digest = hashlib.sha256()
+    for p in prompts:
+        digest.update(repr((p.id, [dict(m) for m in p.messages], p.answer, p.template, p.meta.get("choices"))).encode())
+    return _Set(tasks.name, tasks.split, prompts, digest.hexdigest()[:16])
+
+
+def _examples(name: str, spec: EvalSpec, data_dir: Any, style: str) -> list[dict[str, str]]:
+    """``shots`` solved examples as turns of the dialogue, drawn by the seed from the train split, which no problem of a test is in."""
+    try:
+        train = load_tasks(name, split="train", data_dir=data_dir, solutions=True)
+    except DataError as error:
+        raise DataError(f"shots={spec.shots} takes its examples from the train split of {name!r}: {error}") from error
+    if spec.shots > len(train):
+        raise DataError(f"shots={spec.shots}: the train split of {name!r} has {len(train)} rows.")
+    out = []
+    for i in np.random.default_rng(derive_seed(spec.seed, spec.shots)).permutation(len(train))[: spec.shots]:
+        example = train[int(i)]
+        solution = str(example.meta.get("solution") or "").strip()
+        if style == "r1":
+            text = f"<think> {solution} </think> <answer> {example.answer} </answer>"
+        else:
+            text = f"{solution}\nThe final answer is \\boxed{{{example.answer}}}.".strip()
+        out += [{"role": "user", "content": example.question}, {"role": "assistant", "content": text}]
+    return out
+
+
+# --- models ------------------------------------------------------------------------------------------------------------------------------
+
+
+class _Source:
+    """Where samples come from. ``name`` and ``facts`` are known before any engine runs; ``sampler`` starts them when first asked for."""
+
+    name: str
+    live: bool
+    facts: dict[str, Any]
+
+    def __enter__(self) -> _Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @property
+    def sampler(self) -> Any:
+        raise NotImplementedError
+
+
+class _Live(_Source):
+    """A running sampler. Two evaluations of it are never taken for one: what it holds is known to its learner only."""
+
+    live = True
+
+    def __init__(self, sampler: Any) -> None:
+        info = sampler.info[0]
+        self._sampler, self.name = sampler, info["name"]
+        kind = sampler.spec.engine
+        self.facts = {
+            "model": {"name": info["name"], "base": info["fingerprint"], "policy_version": sampler.version, "live": uuid.uuid4().hex},
+            "engine": engine_facts(kind, as_plain(sampler.spec)),
+        }
+
+    @property
+    def sampler(self) -> Any:
+        return self._sampler
+
+
+class _Saved(_Source):
+    """A model on disk or on the hub. Its engines are started when a sample is missing, and ended with the evaluation."""
+
+    live = False
+
+    def __init__(self, model: str | Path, engine: dict[str, Any], cluster: Any) -> None:
+        from rlkit import models
+
+        self._settings, self._given = engine, cluster
+        self._cluster: Any = None
+        self._own = False
+        self._owner: Owner | None = None
+        self._made: Any = None
+        found = models.resolve(str(model))
+        self._path, self.name = str(found.path), found.name
+        self._spec = self._engine_spec()
+        self.facts = {
+            "model": {"name": found.name, "fingerprint": found.fingerprint},
+            "engine": engine_facts(self._spec.engine, as_plain(self._spec)),
+        }
+
+    def _engine_spec(self) -> EngineSpec:
+        from rlkit.cluster import Cluster, current, load_spec
+
+        held = self._given if isinstance(self._given, Cluster) else (current() if self._given is None else None)
+        spec = held.spec if held is not None else load_spec(self._given if self._given is not None else _config_here())
+        return spec.sampler.but(**self._settings)
+
+    @property
+    def sampler(self) -> Any:
+        if self._made is None:
+            from rlkit.cluster import Cluster, connect, current, load_spec
+            from rlkit.sampler import Sampler
+
+            if isinstance(self._given, Cluster):
+                self._cluster = self._given
+            elif self._given is not None:
+                self._cluster = connect(self._given)
+            elif (held := current()) is not None:
+                self._cluster = held
+            else:  # one of its own, so that ending it takes nothing from anybody
+                spec = load_spec(_config_here())
+                self._cluster, self._own = connect(spec.but(name=f"eval-{uuid.uuid4().hex[:8]}", dashboard=False)), True
+            self._owner = Owner(f"eval-{uuid.uuid4().hex[:8]}", cluster=self._cluster)
+            self._made = Sampler.start(self._path, self._spec, self._owner)
+        return self._made
+
+    def __exit__(self, *_: object) -> None:
+        from rlkit import actors
+
+        if self._own:
+            self._cluster.shutdown()
+        elif self._owner is not None:
+            actors.end(actors.started_with(self._owner.namespace, ""))
+
+
+def _config_here() -> str:
+    """The shipped config that suits this machine."""
+    from ray._private.accelerators import NvidiaGPUAcceleratorManager
+
+    return "one_gpu" if NvidiaGPUAcceleratorManager.get_current_node_num_accelerators() > 0 else "laptop"
+
+
+# --- one set -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _one(source: _Source, data: _Set, spec: EvalSpec, output: Any, resume: bool, metric: Metric | None, show: bool) -> Evaluation:
+    rules = spec.rules or templates.rules(data.prompts[0].template)
+    config = {
+        "dataset": data.name,
+        "split": data.split,
+        "problems": len(data.prompts),
+        "data": data.fingerprint,
+        "rules": list(rules),
+        "metric": None if metric is None else getattr(metric, "__name__", repr(metric)),
+        **source.facts,
+    }
+    key = cache_key(spec, **config, code=None if metric is None else code_of(metric))
+    config = {"spec": as_plain(spec), **config}
+    grading = {"metric": metric, "timeout_s": spec.timeout_s, "rel_tol": spec.rel_tol}
+    store: Store | None = None
+    if output is not None:
+        folder = Path(output).expanduser() / folder_name(source.name) / f"{folder_name(data.name)}-{folder_name(data.split)}-{key}"
+        store = Store(folder, key, config, spec.n)
+    spent: dict[str, float] = store.spent if store is not None else {"rollout_s": 0.0, "grading_s": 0.0, "tokens": 0}
+    with store.open(resume) if store is not None else contextlib.nullcontext({}) as done:
+        missing = [i for i, p in enumerate(data.prompts) if p.id not in done]
+        for rows, rollout_s, grading_s in _chunks(source, data, missing, spec, rules, grading, show):
+            for row in rows:
+                done.setdefault(row["id"], []).append(row)
+            if store is not None:
+                store.append(rows, rollout_s, grading_s)
+            else:
+                spent["rollout_s"] += rollout_s
+                spent["grading_s"] += grading_s
+                spent["tokens"] += sum(row["tokens"] for row in rows)
+        result = summarize(
+            tuple(row for p in data.prompts for row in done[p.id]),
+            dataset=data.name,
+            split=data.split,
+            model=source.name,
+            n=spec.n,
+            key=key,
+            config=config,
+            spent=spent,
+            policy_version=source.facts["model"].get("policy_version"),
+            folder=None if store is None else store.folder,
+        )
+        if store is not None:
+            store.finish(result.summary(), result.report())
+    return result
+
+
+def _chunks(
+    source: _Source, data: _Set, missing: Sequence[int], spec: EvalSpec, rules: Sequence[str], grading: dict[str, Any], show: bool
+) -> Iterator[tuple[list[dict[str, Any]], float, float]]:
+    """(rows of some problems, seconds sampling, seconds grading), in parts that take about `CHUNK_S`.
+
+    A problem's samples have seeds that depend on its place in the set alone, so the parts change nothing.
     """
-    if n == 0:
-        return 0.0, 1.0
-    p = hits / n
-    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    from tqdm import tqdm
+
+    total = len(data.prompts) * spec.n
+    there = total - len(missing) * spec.n
+    bar = tqdm(total=total, initial=there, desc=data.name, unit="sample", disable=not show, file=sys.stderr, ncols=100, delay=2)
+    size, at = max(1, FIRST_CHUNK // spec.n), 0
+    with bar:
+        while at < len(missing):
+            part = list(missing[at : at + size])
+            at += len(part)
+            sampler = source.sampler  # started now, when it has not been
+            start = time.monotonic()
+            answers = _sample(sampler, data, part, spec)
+            sampled = time.monotonic()
+            verdicts = grade_responses([a["response"] for a in answers], [data.prompts[a.pop("place")] for a in answers], rules, **grading)
+            rows = [a | {"verdict": v.verdict, "extracted": v.extracted, "rule": v.rule} for a, v in zip(answers, verdicts, strict=True)]
+            yield rows, sampled - start, time.monotonic() - sampled
+            bar.update(len(rows))
+            took = max(1e-3, time.monotonic() - start)
+            size = int(min(size * 4, max(1, size * CHUNK_S / took), max(1, LARGEST_CHUNK // spec.n)))
+
+
+def _sample(sampler: Any, data: _Set, part: Sequence[int], spec: EvalSpec) -> list[dict[str, Any]]:
+    """n answers to each problem of ``part``, in order; one that is too long for the context has empty ones."""
+    answers: dict[str, list[Any]] = {}
+    owner = sampler.owner
+    for start, stop in _runs(part):
+        prompts = data.prompts[start:stop]
+        try:
+            with owner.within("eval"):
+                rollouts = sampler.generate(prompts, first=start, progress=False, **spec.sampling)
+        except TooLongError:
+            continue
+        for sample in rollouts.samples():
+            answers.setdefault(sample.prompt.id, []).append(sample)
+    rows = []
+    for i in part:
+        prompt = data.prompts[i]
+        for k in range(spec.n):
+            sample = answers[prompt.id][k] if prompt.id in answers else None
+            rows.append(
+                {
+                    "place": i,
+                    "id": prompt.id,
+                    "sample": k,
+                    "question": prompt.question,
+                    "answer": prompt.answer,
+                    "response": "" if sample is None else sample.text,
+                    "tokens": 0 if sample is None else len(sample.tokens),
+                    "finish": "too_long" if sample is None else sample.finish_reason,
+                }
+            )
+    return rows
+
+
+def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """[3, 4, 5, 9] -> (3, 6), (9, 10)."""
+    start = 0
+    for i in range(1, len(places) + 1):
+        if i == len(places) or places[i] != places[i - 1] + 1:
+            yield places[start], places[i - 1] + 1
+            start = i
+
+
+# --- settings ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _settings(given: dict[str, Any]) -> tuple[EvalSpec, dict[str, Any]]:
+    """Apart: what is the evaluation's and what the engine's. A name that both have (seed) is the evaluation's."""
+    ours = [f.name for f in dataclasses.fields(EvalSpec)]
+    theirs = [f.name for f in dataclasses.fields(EngineSpec)]
+    for name in given:
+        if name not in ours and name not in theirs:
+            raise ConfigError(
+                f"evaluate() has no setting {name!r}{nearest(name, [*ours, *theirs]) or '.'} Of the evaluation: {', '.join(ours)}. "
+                f"Of the engines: {', '.join(theirs)}."
+            )
+    return EvalSpec.make({k: v for k, v in given.items() if k in ours}), {k: v for k, v in given.items() if k not in ours}

@@ -35,7 +35,17 @@ class Owner:
         self.cluster = cluster
         self.step: int | None = None  # the step of `Run.steps` that is being worked on
         self._calls = itertools.count()
+        self._within = ""
         register(self)
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """Phases in this block are logged as ``name/rollout`` and so on: an evaluation's rollouts are not the training step's."""
+        before, self._within = self._within, f"{self._within}{name}/"
+        try:
+            yield
+        finally:
+            self._within = before
 
     @contextmanager
     def phase(self, name: str) -> Iterator[dict[str, Any]]:

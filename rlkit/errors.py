@@ -10,6 +10,7 @@
     ├── DataError               (ValueError)   a task file, row or prompt that cannot be used
     ├── ModelError              a model path without weights, config or tokenizer
     ├── RolloutError            generation failed, or was asked for something impossible
+    │   └── TooLongError        no prompt leaves room for a response in the engines' context
     ├── RewardError             a reward crashed, or returned NaN, infinity or the wrong shape
     ├── BatchError              (ValueError)   steps out of order, or a batch that cannot be trained on
     │   └── StaleBatchError     the batch was sampled by a policy version that is too old
@@ -72,6 +73,10 @@ class ModelError(RlkitError):
 
 class RolloutError(RlkitError):
     """Generation failed or was asked for something impossible."""
+
+
+class TooLongError(RolloutError):
+    """No prompt of a call leaves room for a response in the engines' context."""
 
 
 class RewardError(RlkitError):

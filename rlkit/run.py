@@ -223,7 +223,7 @@ class Run(Parts):
         with super().phase(name) as facts:
             facts["t_start"] = time.time()
             yield facts
-        event = {"kind": "phase", "phase": name, "step": self.step} | facts
+        event = {"kind": "phase", "phase": f"{self._within}{name}", "step": self.step} | facts
         if self.step is not None:
             event["positions"] = self._positions()
         self._phases.append(event)

@@ -16,7 +16,7 @@ from rlkit.config import EngineSpec, SampleSpec
 from rlkit.context import Owner
 from rlkit.engines import pool
 from rlkit.engines.progress import Progress
-from rlkit.errors import ActorDiedError, ConfigError, RolloutError, SyncError
+from rlkit.errors import ActorDiedError, ConfigError, RolloutError, SyncError, TooLongError
 from rlkit.types import Prompt, Rollouts
 from rlkit.weights import SyncStats, WeightManifest
 
@@ -57,6 +57,16 @@ class Sampler:
         return found.pop() if len(found) == 1 else None
 
     @property
+    def spec(self) -> EngineSpec:
+        """The engines' settings."""
+        return self._spec
+
+    @property
+    def owner(self) -> Owner:
+        """The run that it belongs to."""
+        return self._owner
+
+    @property
     def engines(self) -> list[Any]:
         """The engine actors, for looking inside them."""
         return list(self._handles)
@@ -70,15 +80,17 @@ class Sampler:
         sampling: SampleSpec | None = None,
         *,
         progress: bool = True,
+        first: int = 0,
         **settings: Any,
     ) -> Rollouts:
         """Sample ``n`` responses to each prompt; keywords are `SampleSpec` fields and win over ``sampling``.
 
-        ``prompts`` are `Prompt` values, strings, or a task set. Results stay in the object store, one shard an engine.
+        ``prompts`` are `Prompt` values, strings, or a task set; ``first`` is the place of the first of them in a list that is sampled in
+        parts, which then draws the same as in one call. Results stay in the object store, one shard an engine.
 
         Raises:
             ConfigError: an unknown or impossible sampling setting.
-            RolloutError: no prompts, or none that leaves room for a response in the engines' context.
+            RolloutError: no prompts. TooLongError: none that leaves room for a response in the engines' context.
             SyncError: the engines hold different or half-written weights.
             ActorDiedError: an engine died; names it.
             DeadlineError: not done within ``EngineSpec.rollout_timeout_s``.
@@ -87,7 +99,7 @@ class Sampler:
         asked = as_prompts(prompts)
         with self._owner.phase("rollout") as facts:
             begun = time.monotonic()
-            seeds = prompt_seeds(self._owner.call_seed() if spec.seed is None else spec.seed, len(asked))
+            seeds = prompt_seeds(self._owner.call_seed() if spec.seed is None else spec.seed, first + len(asked))[first:]
             call, start = uuid.uuid4().hex[:12], 0
             shards, replies, sizes = [], [], split(len(asked), len(self._handles))
             for handle, size in zip(self._handles, sizes, strict=False):
@@ -130,7 +142,7 @@ class Sampler:
         dropped = tuple(d for r in replies for d in r["dropped"])
         room = min(i["max_model_len"] for i in self._info)
         if len(dropped) == len(asked):
-            raise RolloutError(
+            raise TooLongError(
                 f"None of the {len(asked)} prompts leaves room for a response: the shortest has {min(n for _, n in dropped)} tokens, "
                 f"and prompt and response together may have {room}. Raise EngineSpec.max_model_len or shorten the prompts."
             )

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlkit.errors import DataError, nearest
+from rlkit.rewards.extract import RULES
 from rlkit.types import Prompt
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -88,6 +89,14 @@ def _r1(prompt: Prompt, tokenizer: Any) -> str:
     names = {"user": "User: ", "assistant": "Assistant: ", "system": ""}
     turns = "".join(f"{names.get(m['role'], '')}{m['content']}\n" for m in prompt.messages)
     return f"{R1}{turns}Assistant:"
+
+
+def rules(name: str) -> tuple[str, ...]:
+    """Where a final answer may stand in a response to this template; see `rlkit.rewards.extract`. Where the template asks for a form,
+    only that form counts.
+    """
+    asked = {"qwen-boxed": ("boxed",), "r1": ("boxed", "answer_tag")}
+    return asked.get(check(name), RULES)
 
 
 TEMPLATES: dict[str, Callable[[Prompt, Any], str]] = {

@@ -1,0 +1,118 @@
+"""Where an evaluation's samples lie, so that a stopped one goes on: one folder a key, one JSON line a sample, whole problems only."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlkit.errors import DataError
+
+SAMPLES, CONFIG, SUMMARY, REPORT = "samples.jsonl", "config.json", "summary.json", "report.md"
+
+
+class Store:
+    """``folder`` holds ``config.json`` (all that the key is made of), ``samples.jsonl``, and at the end ``summary.json`` and ``report.md``.
+
+    The key is part of the folder's name and stands in its config: samples of another key are never read.
+    """
+
+    def __init__(self, folder: Path, key: str, config: Mapping[str, Any], n: int) -> None:
+        self.folder, self.key, self.config, self.n = folder, key, config, n
+        self.spent = {"rollout_s": 0.0, "grading_s": 0.0, "tokens": 0}
+
+    @contextlib.contextmanager
+    def open(self, resume: bool = True) -> Iterator[dict[str, list[dict[str, Any]]]]:
+        """Problem id -> its n rows, of the problems that are done. While open, no other process can open it.
+
+        Raises:
+            DataError: another process evaluates into this folder, or the folder is another evaluation's.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DataError(f"Another process is evaluating into {self.folder}; wait for it, or choose another output.") from None
+            done = self._read() if resume else {}
+            self._write_all(done)
+            yield done
+
+    def append(self, rows: Sequence[Mapping[str, Any]], rollout_s: float, grading_s: float) -> None:
+        """Add the rows of whole problems; they are on disk when this returns."""
+        self.spent["rollout_s"] += rollout_s
+        self.spent["grading_s"] += grading_s
+        self.spent["tokens"] += sum(row["tokens"] for row in rows)
+        with (self.folder / SAMPLES).open("a", encoding="utf-8") as out:
+            out.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            out.flush()
+            os.fsync(out.fileno())
+        self._write_config()
+
+    def finish(self, summary: Mapping[str, Any], report: str) -> None:
+        """Write the summary and the report."""
+        replace(self.folder / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+        replace(self.folder / REPORT, report)
+
+    def _read(self) -> dict[str, list[dict[str, Any]]]:
+        config = self.folder / CONFIG
+        if not config.exists():
+            return {}
+        try:
+            held = json.loads(config.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(f"{config} cannot be read ({error}); remove the folder to evaluate again.") from error
+        if held.get("key") != self.key:
+            raise DataError(f"{self.folder} holds another evaluation (key {held.get('key')}, not {self.key}); choose another output.")
+        self.spent |= held.get("spent", {})
+        found: dict[str, list[dict[str, Any]]] = {}
+        for row in rows_of(self.folder / SAMPLES):
+            found.setdefault(row["id"], []).append(row)
+        return {name: rows for name, rows in found.items() if len(rows) == self.n}
+
+    def _write_all(self, done: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Start from what is whole: what was being written when the process was killed is dropped."""
+        for name in (SUMMARY, REPORT):
+            (self.folder / name).unlink(missing_ok=True)
+        replace(self.folder / SAMPLES, "".join(json.dumps(row, ensure_ascii=False) + "\n" for rows in done.values() for row in rows))
+        self._write_config()
+
+    def _write_config(self) -> None:
+        replace(self.folder / CONFIG, json.dumps({"key": self.key, **self.config, "spent": self.spent}, indent=1, default=str) + "\n")
+
+
+def rows_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a samples file; a last line that was cut short is passed over.
+
+    Raises:
+        DataError: another line is damaged; names it.
+    """
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            if number == len(lines):  # no newline after it
+                return
+            raise DataError(f"{path}, line {number}: not valid JSON: {error}.") from error
+
+
+def replace(path: Path, text: str) -> None:
+    """Write ``path`` at once: it holds the old text or the new one, also after a crash."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def folder_name(text: str) -> str:
+    """A model's or a set's name as a folder's."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
