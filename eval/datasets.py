@@ -40,6 +40,8 @@ def names() -> list[str]:
 def resolve(text: str, split: str = "test", data_dir: str | Path | None = None) -> list[str]:
     """The sets that a comma-separated list names, each once, in order. "all" stands for the public sets whose split is found here.
 
+    A path or a hub id among them, which `rlkit.load_tasks` takes too, stays as it is.
+
     Raises:
         DataError: a name is unknown (the nearest one is named), nothing is named, or "all" finds none.
     """
@@ -48,7 +50,7 @@ def resolve(text: str, split: str = "test", data_dir: str | Path | None = None) 
     for name in (part.strip() for part in text.split(",")):
         if name == "all":
             found.update(dict.fromkeys(_here(split, data_dir)))
-        elif name in known:
+        elif name in known or "/" in name or name.endswith(SUFFIXES):
             found[name] = None
         elif name:
             raise DataError(f"There is no set {name!r}{nearest(name, [*known, 'all']) or '.'} Known: {', '.join(known)}; or all.")

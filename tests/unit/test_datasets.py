@@ -105,6 +105,7 @@ def test_names_are_the_public_sets_and_the_shipped_ones():
 
 def test_resolve_takes_lists_and_all(home, tmp_path):
     assert datasets.resolve("math500, gsm8k,,math500,arithmetic") == ["math500", "gsm8k", "arithmetic"]
+    assert datasets.resolve("openai/gsm8k:main,mine.jsonl,svamp") == ["openai/gsm8k:main", "mine.jsonl", "svamp"]
     with pytest.raises(DataError, match=r"'all' means the public sets whose split 'test' is here, and none is.*rlkit data get"):
         datasets.resolve("all")
     put(home / "data" / "svamp" / "test.jsonl", {})
