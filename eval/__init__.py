@@ -1,7 +1,7 @@
 """Evaluation, imported as ``rlkit.eval``: `evaluate` a model or a live sampler, `compare` two, and the public maths sets."""
 
 from rlkit.eval.compare import Comparison, compare
-from rlkit.eval.evaluate import evaluate
+from rlkit.eval.evaluation import evaluate
 from rlkit.eval.intervals import wilson
 from rlkit.eval.metrics import register_metric
 from rlkit.eval.result import Evaluation, Evaluations, load

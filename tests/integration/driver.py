@@ -53,6 +53,7 @@ def loop(run, tasks, sampler, learner):
 
 
 def main():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a process that a shell started in the background
     cluster = rl.connect(rl.ClusterSpec.make(options["cluster"]))
     if options.get("attach"):
         run = rl.attach(options["name"], cluster)

@@ -8,7 +8,7 @@ import pytest
 
 from rlkit.errors import ConfigError, DataError, RewardError
 from rlkit.eval import compare, load, register_metric
-from rlkit.eval.evaluate import _runs, _settings
+from rlkit.eval.evaluation import _runs, _settings
 from rlkit.eval.metrics import METRICS, grade_responses
 from rlkit.eval.result import Evaluations, summarize
 from rlkit.eval.spec import EvalSpec, cache_key, code_of
