@@ -281,8 +281,10 @@ def _table(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, tuple[s
     if not question or not table:
         raise DataError(f"the {'question' if table else 'table'} is empty.")
     choices = options(row.get("choices"))
+    listed = "".join(f"\n- {text}" for text in choices)  # without letters: the answer is the text
     head = f"Table: {title}\n{table}" if title else f"Table:\n{table}"
-    return f"{head}\n\n{_with_options(question + (f' (unit: {unit})' if unit else ''), choices)}", choices
+    asked = question + (f" (unit: {unit})" if unit else "") + (f"\nChoose one of:{listed}" if listed else "")
+    return f"{head}\n\n{asked}", choices
 
 
 # --- the public sets ---------------------------------------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ ROWS = {  # rows made up for this test, in each set's format: (row, question, an
             "ans_type": "extractive_text",
             "solution": "S",
         },
-        "Table: Prices\npen | $1\ncup | $3\n\nWhich is cheaper?\nA) pen\nB) cup",
+        "Table: Prices\npen | $1\ncup | $3\n\nWhich is cheaper?\nChoose one of:\n- pen\n- cup",
         "pen",
     ),
 }
