@@ -158,8 +158,8 @@ class _Source:
     """Where samples come from. ``name`` and ``facts`` are known before any engine runs; ``sampler`` starts them when first asked for."""
 
     name: str
-    live: bool
     facts: dict[str, Any]
+    policy_version: int | None = None  # of a live sampler
 
     def __enter__(self) -> _Source:
         return self
@@ -173,16 +173,16 @@ class _Source:
 
 
 class _Live(_Source):
-    """A running sampler. Two evaluations of it are never taken for one: what it holds is known to its learner only."""
-
-    live = True
+    """A running sampler. Trained weights are known to its learner only, so two evaluations of them are never taken for one."""
 
     def __init__(self, sampler: Any) -> None:
         info = sampler.info[0]
-        self._sampler, self.name = sampler, info["name"]
+        self._sampler, self.name, self.policy_version = sampler, info["name"], sampler.version
         kind = sampler.spec.engine
         self.facts = {
-            "model": {"name": info["name"], "base": info["fingerprint"], "policy_version": sampler.version, "live": uuid.uuid4().hex},
+            "model": {"name": info["name"], "fingerprint": info["fingerprint"]}
+            if sampler.version == 0
+            else {"name": info["name"], "base": info["fingerprint"], "policy_version": sampler.version, "live": uuid.uuid4().hex},
             "engine": engine_facts(kind, as_plain(sampler.spec)),
         }
 
@@ -193,8 +193,6 @@ class _Live(_Source):
 
 class _Saved(_Source):
     """A model on disk or on the hub. Its engines are started when a sample is missing, and ended with the evaluation."""
-
-    live = False
 
     def __init__(self, model: str | Path, engine: dict[str, Any], cluster: Any) -> None:
         from rlkit import models
@@ -296,7 +294,7 @@ def _one(source: _Source, data: _Set, spec: EvalSpec, output: Any, resume: bool,
             key=key,
             config=config,
             spent=spent,
-            policy_version=source.facts["model"].get("policy_version"),
+            policy_version=source.policy_version,
             folder=None if store is None else store.folder,
         )
         if store is not None:

@@ -6,6 +6,7 @@
     rlkit down [NAME]                  end a local cluster with everything on it
     rlkit data list                    the evaluation's sets, and which of them are here
     rlkit data get NAME ...            fetch public sets from the Hugging Face hub
+    rlkit grade FILE.jsonl             grade responses against answers; one JSON line a row
     rlkit version
 
 Exit status: 0; 1 when a cell failed; 2 when the call was wrong or a cluster could not be used; 130 when interrupted.
@@ -20,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlkit.errors import ActorDiedError, ClusterError, ConfigError, DeadlineError, NotebookError, RlkitError, RunError, nearest
+from rlkit.errors import ActorDiedError, ClusterError, ConfigError, DataError, DeadlineError, NotebookError, RlkitError, RunError, nearest
 
 if TYPE_CHECKING:
     from rlkit.cluster import Cluster
@@ -85,6 +86,16 @@ def _parser() -> argparse.ArgumentParser:
         each.add_argument("--split", default="test")
         each.add_argument("--data_dir", "--data-dir", help="a folder of sets; without it, $RLKIT_HOME/data")
 
+    grade = verbs.add_parser(
+        "grade", help="grade responses against answers", description="Grade rows {answer, response[, dataset, id, expected, choices]}."
+    )
+    grade.set_defaults(verb=_grade)
+    grade.add_argument("file", help="JSONL or Parquet")
+    grade.add_argument("-o", "--output", help="where the verdicts go, as JSON lines; without it, to stdout")
+    grade.add_argument("--rules", help="where a final answer may stand, with commas; without it, anywhere the grader knows")
+    grade.add_argument("--timeout_s", type=float, help="of one symbolic comparison")
+    grade.add_argument("--rel_tol", type=float, help="where one side is written as a decimal")
+
     version = verbs.add_parser("version", help="print versions")
     version.set_defaults(verb=_version)
     return parser
@@ -128,6 +139,32 @@ def _data_get(args: argparse.Namespace) -> int:
     for name in datasets.fetchable(args.names, args.split, data_dir=args.data_dir):
         got = datasets.fetch(name, args.split, data_dir=args.data_dir, force=args.force)
         print(f"{got.path}: {got.rows:,} rows{'' if got.new else ' (it was there; --force fetches it anew)'}", flush=True)
+    return 0
+
+
+def _grade(args: argparse.Namespace) -> int:
+    """Verdicts as JSON lines; the summary, and where it disagrees with what a row expects, on stderr."""
+    from contextlib import nullcontext
+    from pathlib import Path
+
+    from rlkit.rewards.bench import Tally, grade_rows
+    from rlkit.taskfiles import SUFFIXES, file_rows
+
+    path = Path(args.file)
+    if not path.is_file() or path.suffix not in SUFFIXES:
+        raise DataError(f"{path} is not there, or neither JSONL nor Parquet: its name should end with {' or '.join(SUFFIXES)}.")
+    if args.output is not None and Path(args.output).resolve() == path.resolve():
+        raise ConfigError(f"--output {args.output} would overwrite the rows themselves; give another file.")
+    settings: dict[str, Any] = {k: v for k in ("timeout_s", "rel_tol") if (v := getattr(args, k)) is not None}
+    if args.rules is not None:
+        settings["rules"] = tuple(args.rules.split(","))
+    tally = Tally()
+    with nullcontext(sys.stdout) if args.output is None else open(args.output, "w", encoding="utf-8") as out:
+        for row in grade_rows(file_rows(path), tally, **settings):
+            print(json.dumps(row, ensure_ascii=False), file=out)
+    if not tally.rows:
+        raise DataError(f"{path} has no rows.")
+    print("\n".join(tally.lines()), file=sys.stderr)
     return 0
 
 

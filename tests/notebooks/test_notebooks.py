@@ -8,7 +8,8 @@ import pytest
 from rlkit.headless import run_notebook
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-SMALL = {"01_quickstart.ipynb": {"steps": 2, "test_problems": 16, "prompts_per_step": 4, "group_size": 4}}
+TINY = {"steps": 2, "test_problems": 16, "prompts_per_step": 4, "group_size": 4}
+SMALL = {"01_quickstart.ipynb": TINY, "02_evaluate.ipynb": TINY | {"samples": 2}}
 
 
 def test_every_notebook_has_small_parameters():
