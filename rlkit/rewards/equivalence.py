@@ -1,7 +1,9 @@
-"""Decide whether two final answers are the same, structure first: text, number, choice, then list, tuple, interval or set by elements.
+"""Decide whether two final answers are the same, structure first: text, number, choice, inequality, then list, tuple, interval, set,
+union or matrix by elements.
 
-What is left are single expressions, which go to a ``leaf`` function: in the calling process it is absent (the answer is then "not
-decided here"), in a worker process of the pool it is math-verify's symbolic comparison, which may hang and is killed then.
+What is left are single expressions and equations. `rlkit.rewards.expression` compares them by value. Those that it cannot read go to a
+``leaf`` function: in the calling process it is absent (the answer is then "not decided here"), in a worker process of the pool it is
+math-verify's symbolic comparison, which may hang and is killed then.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from rlkit.rewards import numeric
+from rlkit.rewards import expression, numeric
 
 MAX_LENGTH = 300  # characters of an answer, or 8 times the gold answer's when that is more: a right one is not that much longer
 MAX_DEPTH = 40  # nested brackets
@@ -27,15 +29,17 @@ class Decision(NamedTuple):
 
 
 _WRAP = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
-_PUNCTUATION = str.maketrans("，：；（）【】［］｛｝。％＝＋－、！", ",:;()[][]{}.%=+-,!")
+_PUNCTUATION = str.maketrans("，：；（）【】［］｛｝。％＝＋－、！＜＞０１２３４５６７８９", ",:;()[][]{}.%=+-,!<>0123456789")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|rm|bf|operatorname|bm|boldsymbol)\s*\{([^{}]*)\}")
 _DROP = re.compile(
     r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[,!;:>]|\\q?quad\b|\\displaystyle|\\bigl?|\\bigr|\\Bigl?|\\Bigr|[\u200b\u200e\ufeff]"
 )
 _LHS = re.compile(
+    r"\([A-Za-z],\s*[A-Za-z](?:,\s*[A-Za-z])?\)|"
     r"\\?[A-Za-z]\w{0,8}(?:_\{?\w{1,8}\}?)?'*(?:\s*\(\\?\w{1,8}(?:,\s*\w{1,8}){0,3}\))?|(?:[A-Za-z]{1,20} ){0,6}[A-Za-z]{1,20}"
 )
 _CHOICE = re.compile(r"\(?([A-Ja-j])\)?(?:[.:)、]\s*.*|\s*\)|)", re.DOTALL)
+_LISTED = re.compile(r"^([A-Ja-j])、\s*")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'’\-]*(?:[ ,.&-]+[A-Za-z][A-Za-z'’\-]*)*\.?")
 _FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "sqrt", "arcsin", "arccos", "arctan", "frac", "sinh", "cosh", "tanh"}
 _OPEN, _CLOSE = "([{", ")]}"
@@ -45,7 +49,7 @@ _PM = re.compile(r"\\pm|±|\+/-|\+-")
 @lru_cache(maxsize=8192)
 def clean(text: str) -> str:
     """The answer without what only changes its looks: delimiters, spacing, full-width punctuation, ``\\text``, bold, a final stop."""
-    text = text.translate(_PUNCTUATION).strip()
+    text = _LISTED.sub(r"\1. ", text.strip()).translate(_PUNCTUATION)
     for _ in range(4):
         before = text
         text = text.strip("*` \t\r\n").rstrip(".") if not text.endswith("...") else text.strip()
@@ -77,8 +81,10 @@ def depth(text: str) -> int:
     return deepest
 
 
-def compare(answer: str, gold: str, *, rel_tol: float = 1e-4, leaf: Leaf | None = None) -> Decision:
-    """Whether ``answer`` is the same final answer as ``gold``, and the rule that decided."""
+def compare(answer: str, gold: str, *, rel_tol: float = 1e-4, leaf: Leaf | None = None, options: Sequence[str] | None = None) -> Decision:
+    """Whether ``answer`` is the same final answer as ``gold``, and the rule that decided. ``options``: the texts of A, B, C, ..."""
+    if options and (chosen := _choose(answer, gold, options, rel_tol, leaf)) is not None:
+        return chosen
     if answer == gold:
         return Decision(True, "exact")
     number, target = numeric.parse(answer), numeric.parse(gold)
@@ -104,21 +110,271 @@ def _compare(a: str, g: str, rel_tol: float, leaf: Leaf | None) -> Decision:
         got = _CHOICE.fullmatch(a)
         if got is not None:
             return Decision(got[1].upper() == want[1], "choice")
+    if (based := _in_base(a, g)) is not None:
+        return Decision(based, "base")
+    if (ranges := _as_ranges(a, g)) is not None:
+        return _compare(*ranges, rel_tol, leaf)
     if (equation := _sides(a, g)) is not None:
         return _compare(*equation, rel_tol, leaf)
+    if _other_unknowns(a, g):
+        return Decision(False, "kind")
     text = _as_text(a, g)
     if text is not None:
         return text
-    parts = _elements(a, g)
+    parts = _matrices(a, g) or _unions(a, g) or _elements(a, g)
     if parts is not None:
         return _compare_elements(*parts, rel_tol, leaf)
-    if target is not None and _is_words(a):
+    if (target is not None and _is_words(a)) or (number is not None and _is_words(g)):
         return Decision(False, "text")
+    if len(_PROSE.findall(g)) >= 3:  # a formula inside of a sentence is not the answer, the sentence is
+        return Decision(_letters(a) == _letters(g), "text")
+    kinds = {_kind(a), _kind(g)}
+    if len(kinds) == 2 and None not in kinds and not kinds <= _RANGES:
+        return Decision(False, "kind")
     if numeric.out_of_bounds(a) and (target is not None or numeric.out_of_bounds(g)):
         return Decision(False, "numeric")
+    if (units := _without_units(a, g)) is not None:
+        return _compare(*units, rel_tol, leaf) if units else Decision(False, "unit")
+    found = _by_value(a, g, rel_tol)
+    if found is not None:
+        return Decision(found, "value")
     if leaf is None:
         return Decision(None, "symbolic")
     return Decision(leaf(a, g), "symbolic")
+
+
+def _choose(answer: str, gold: str, options: Sequence[str], rel_tol: float, leaf: Leaf | None) -> Decision | None:
+    """The verdict where ``gold`` is the letter of one of the options; None when it is not.
+
+    An answer that names a letter is judged by the letter. Any other must be the text of exactly one option, that of the gold: as it is
+    written, or else as `compare` sees it.
+    """
+    want = _letter(clean(gold), len(options))
+    if want is None or len(clean(gold).strip("().: ")) != 1:
+        return None
+    a = clean(answer)
+    if len(a) > max(MAX_LENGTH, *(8 * len(o) for o in options)):
+        return Decision(False, "too_long")
+    if depth(a) > MAX_DEPTH:
+        return Decision(False, "too_deep")
+    texts = [clean(o) for o in options]
+    if a not in texts and (got := _letter(a, len(options))) is not None:
+        return Decision(got == want, "choice")
+    exact = [i for i, text in enumerate(texts) if text.replace(" ", "").lower() == a.replace(" ", "").lower()]
+    if exact:
+        return Decision(exact == [want], "option")
+    found = [_compare(a, text, rel_tol, leaf).equal for text in texts]
+    if None in found:
+        return Decision(None, "option")
+    return Decision([i for i, equal in enumerate(found) if equal] == [want], "option")
+
+
+def _letter(text: str, count: int) -> int | None:
+    """The index of the option that ``text`` names (``B``, ``(b)``, ``B. 12``), when there are that many."""
+    named = _CHOICE.fullmatch(re.sub(r"^(?:option|choice|answer)\s+", "", text, flags=re.IGNORECASE))
+    index = ord(named[1].upper()) - ord("A") if named else count
+    return index if index < count else None
+
+
+_BASE = re.compile(r"([0-9A-Fa-f]+)(?:_\{?\(?(\d{1,2})\)?\}?)?")
+
+
+def _in_base(a: str, g: str) -> bool | None:
+    """Two numerals of which at least one names its base (``1011_2``): the digits decide, and the bases where both are named."""
+    x, y = (_BASE.fullmatch(t.replace(" ", "")) for t in (a, g))
+    if x is None or y is None or not (x[2] or y[2]):
+        return None
+    return x[1].lower() == y[1].lower() and (x[2] is None or y[2] is None or x[2] == y[2])
+
+
+_RELATION = re.compile(r"\\(?:leqslant|leq|le|geqslant|geq|ge|lt|gt|neq|ne)(?![A-Za-z])|<=|>=|[<>≤≥≠]")
+_RELATIONS = {
+    "leqslant": "<=",
+    "leq": "<=",
+    "le": "<=",
+    "geqslant": ">=",
+    "geq": ">=",
+    "ge": ">=",
+    "lt": "<",
+    "gt": ">",
+    "≤": "<=",
+    "≥": ">=",
+}
+_MEMBER = re.compile(r"^\(?\\?[A-Za-z]\w{0,8}\)?\s*(?:\\in(?![a-z])|∈)\s*")
+_BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in(?![a-z])\s*(?:\\mathbb\s*\{?R\}?|R)\s*)?(?:\||\\mid|:|\\vert)(.*)\\\}")
+_VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_\{?\w{1,4}\}?)?")
+_INTERVAL = re.compile(r"[(\[].*,.*[)\]]")
+
+
+def _as_ranges(a: str, g: str) -> tuple[str, str] | None:
+    """Both as unions of intervals, when at least one is written as an inequality, with ``\\in`` or as ``\\{x | ...\\}``."""
+    x, y = _range(a), _range(g)
+    if x is None and y is None:
+        return None
+    x, y = x or a, y or g
+    return (
+        (x, y)
+        if (x, y) != (a, g) and all(_INTERVAL.fullmatch(t.split("\\cup")[0].strip()) or t.startswith("\\{") for t in (x, y))
+        else None
+    )
+
+
+def _range(text: str) -> str | None:
+    """``x < 3`` as ``(-\\infty,3)``, ``1 \\le x < 2 or x > 5`` as a union; None when it is no such thing."""
+    member = _MEMBER.match(text)
+    if member:
+        return text[member.end() :].strip() or None
+    builder = _BUILDER.fullmatch(text)
+    if builder is not None:
+        text = builder[2].strip()
+    if _RELATION.search(text) is None:
+        return None
+    pieces = [_inequality(part.strip()) for part in re.split(r"\s+or\s+|\\vee|\\lor(?![a-z])|,", text)]
+    if None in pieces:
+        return None
+    if len({p[0] for p in pieces if p}) != 1:
+        return None
+    return "\\cup ".join(p[1] for p in pieces if p)
+
+
+def _inequality(text: str) -> tuple[str, str] | None:
+    """(variable, interval) of one inequality or a chain of two, with the variable alone on its side."""
+    signs = [_RELATIONS.get(m.group().lstrip("\\"), m.group()) for m in _RELATION.finditer(text)]
+    sides = [side.strip() for side in _RELATION.split(text)]
+    if len(signs) not in (1, 2) or "" in sides or any(s not in ("<", ">", "<=", ">=") for s in signs):
+        return None
+    names = [bool(_VARIABLE.fullmatch(side)) and "infty" not in side and side != "\\pi" for side in sides]
+    if len(signs) == 1 and names[0] != names[1]:
+        if not names[0]:
+            sides, signs = sides[::-1], [signs[0].translate(str.maketrans("<>", "><"))]
+        bracket = "]" if "=" in signs[0] else ")"
+        if signs[0].startswith("<"):
+            return sides[0], f"(-\\infty,{sides[1]}{bracket}"
+        return sides[0], f"{'[' if bracket == ']' else '('}{sides[1]},\\infty)"
+    if len(signs) == 2 and names == [False, True, False] and signs[0][0] == signs[1][0]:
+        if signs[0].startswith(">"):
+            sides, signs = sides[::-1], signs[::-1]
+        return sides[1], f"{'[' if '=' in signs[0] else '('}{sides[0]},{sides[2]}{']' if '=' in signs[1] else ')'}"
+    return None
+
+
+_MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end\{\1\}")
+
+
+def _matrices(a: str, g: str) -> tuple[str, list[str], list[str]] | None:
+    """The entries of two matrices; matrices of different shapes give lists of different lengths."""
+    x, y = _rows(a), _rows(g)
+    if x is None or y is None:
+        return None
+    if [len(r) for r in x] != [len(r) for r in y]:
+        return "ordered", [], [""]
+    return "ordered", [cell for row in x for cell in row], [cell for row in y for cell in row]
+
+
+def _rows(text: str) -> list[list[str]] | None:
+    """The cells of a matrix in round or square brackets, row by row; None for all else, as a determinant."""
+    for opening, closing in (("(", ")"), ("[", "]")):
+        if text.startswith(opening) and text.endswith(closing) and "\\begin{" in text[:10]:
+            text = text[1:-1].strip()
+    m = _MATRIX.fullmatch(text)
+    if m is None or m[1] in ("vmatrix", "Vmatrix") or "\\begin" in m[2]:
+        return None
+    rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", m[2]) if row.strip()]
+    return [[cell.strip() for cell in row.split("&")] for row in rows]
+
+
+def _unions(a: str, g: str) -> tuple[str, list[str], list[str]] | None:
+    """The parts of two unions of intervals or sets, in any order."""
+    x, y = (re.split(r"\s*(?:\\cup(?![a-z])|∪|(?<=[)\]])\s*U\s*(?=[(\[]))\s*", t) for t in (a, g))
+    if len(x) < 2 and len(y) < 2:
+        return None
+    if len(x) != len(y):
+        return None
+    return "set", x, y
+
+
+_UNIT_WORDS = "|".join(
+    sorted(
+        {*(w for w in numeric._ALIASES if len(w) > 1), *(w for w in numeric._ALIASES.values() if len(w) > 1), "mph", "units?", "unit"}
+        - {"in", "s", "sec"},
+        key=len,
+        reverse=True,
+    )
+)
+_UNIT_AT_END = re.compile(
+    rf"(?<=[\d}})\s])\s*(?:(?:square|sq|cubic)\.? )?({_UNIT_WORDS})\.?\s*(?:\^\s*\{{?[23]\}}?|²|³)?(?:/[a-z]{{1,6}})?$"
+)
+
+
+def _without_units(a: str, g: str) -> tuple[str, str] | tuple[()] | None:
+    """Both without a measure's name at the end; () when these contradict each other, None when there is none."""
+    x, y = _UNIT_AT_END.search(a), _UNIT_AT_END.search(g)
+    if x is None and y is None:
+        return None
+    if x and y and numeric._ALIASES.get(x[1], x[1]) != numeric._ALIASES.get(y[1], y[1]):
+        return ()
+    return a[: x.start()].strip() if x else a, g[: y.start()].strip() if y else g
+
+
+_PROSE = re.compile(r"(?<![\\\\A-Za-z{])[A-Za-z]{3,}(?![A-Za-z}])")
+
+
+_RANGES = {"relation", "union", "tuple"}  # ways to write the same range
+_MATRIX_OPENS = re.compile(r"\\begin\{(?:[pbB]?matrix|array)\}")
+_BINOMIAL = re.compile(
+    r"\( ?\\begin\{array\}(?:\{\w+\})? ?\w+ ?\\\\ ?\w+ ?\\end|\\begin\{(?:cases|aligned|[vV]matrix)|\\\{ ?\\begin|\| ?\\begin"
+)
+_BRACKETS = ("(", "[", "\\{")
+
+
+def _kind(text: str) -> str | None:
+    """What a final answer is, as far as its outside tells: answers of two kinds are never the same. None when it may be several."""
+    if "\\begin{" in text:
+        return "matrix" if _MATRIX_OPENS.search(text) and _BINOMIAL.search(text) is None else None
+    if _is_words(text):
+        return None if "infinity" in text.lower() or "empty" in text.lower() else "words"
+    if _RELATION.search(text):
+        return "relation"
+    if text.startswith(_BRACKETS) and ("\\cup" in text or "∪" in text):
+        return "union"
+    opening, inside, _ = _bracket(text)
+    if opening in ("(", "[") and len(_split(inside, True)) > 1:
+        return "tuple"
+    if _split_equation(text)[0] is not None:
+        return "equation"
+    if "=" not in text and expression.parse(text) is not None:
+        return "expression"
+    return None
+
+
+def _by_value(a: str, g: str, rel_tol: float) -> bool | None:
+    """The verdict on two expressions, or on two equations that are multiples of each other; None when it takes a symbolic comparison."""
+    if _RELATION.search(a) or _RELATION.search(g):
+        x, y = _difference(a), _difference(g)
+        if x is None or y is None:
+            return None
+        return x[1] == y[1] and expression.proportional(x[0], y[0], positive=True)
+    if "=" not in a and "=" not in g:
+        return expression.same(a, g, rel_tol)
+    left_a, sign_a, right_a = a.partition("=")
+    left_g, sign_g, right_g = g.partition("=")
+    if bool(sign_a) != bool(sign_g):  # the equation of a curve is no value; "AB = 5" may be one
+        left = left_a if sign_a else left_g
+        return False if "^" in left and expression.parse(left) is not None else None
+    if "=" in right_a or "=" in right_g or left_a[-1:] in tuple("<>!\\") or left_g[-1:] in tuple("<>!\\"):
+        return None
+    return expression.proportional(f"({left_a})-({right_a})", f"({left_g})-({right_g})")
+
+
+def _difference(text: str) -> tuple[str, str] | None:
+    """(expression, "<" or "<=") of one inequality, brought to the form that the expression is below 0."""
+    sides, signs = _RELATION.split(text), _RELATION.findall(text)
+    if len(signs) != 1 or "=" in "".join(sides):
+        return None
+    sign = _RELATIONS.get(signs[0].lstrip("\\"), signs[0])
+    if sign[0] == "<":
+        return f"({sides[0]})-({sides[1]})", sign
+    return (f"({sides[1]})-({sides[0]})", sign.replace(">", "<")) if sign[0] == ">" else None
 
 
 def _sides(a: str, g: str) -> tuple[str, str] | None:
@@ -126,13 +382,23 @@ def _sides(a: str, g: str) -> tuple[str, str] | None:
     left_a, right_a = _split_equation(a)
     left_g, right_g = _split_equation(g)
     if left_a is not None and left_g is not None:
-        same = left_a.replace(" ", "").lower() == left_g.replace(" ", "").lower()
-        return (right_a, right_g) if same else None
+        x, y = left_a.replace(" ", "").lower(), left_g.replace(" ", "").lower()
+        return (right_a, right_g) if x == y or (_GRAPH.fullmatch(x) and _GRAPH.fullmatch(y)) else None
     if left_a is not None and "=" not in g:
         return right_a, g
     if left_g is not None and "=" not in a:
         return a, right_g
     return None
+
+
+_GRAPH = re.compile(r"y|[fgh]\(x\)")  # names for the same function of x
+
+
+def _other_unknowns(a: str, g: str) -> bool:
+    """Whether both say what one unknown is, another one each, and neither speaks of the other's: ``x = 5`` and ``y = 5``."""
+    left_a, right_a = _split_equation(a)
+    left_g, right_g = _split_equation(g)
+    return left_a is not None and left_g is not None and left_a != left_g and left_a not in right_g and left_g not in right_a
 
 
 def _split_equation(text: str) -> tuple[str | None, str]:
@@ -153,8 +419,12 @@ def _is_words(text: str) -> bool:
 
 
 def _as_text(a: str, g: str) -> Decision | None:
+    if a.isalpha() and len(a) > 1 and a.lower() == g.lower():
+        return Decision(True, "text")
     if not (_is_words(g) and (_is_words(a) or not any(c in a for c in "\\^_{}="))):
         return None
+    if "," in a and "," in g:  # names in any order
+        return Decision(sorted(map(_letters, a.split(","))) == sorted(map(_letters, g.split(","))), "text")
     return Decision(_letters(a) == _letters(g), "text")
 
 
@@ -168,20 +438,22 @@ def _elements(a: str, g: str) -> tuple[str, list[str], list[str]] | None:
     a, g = _expand_pm(a), _expand_pm(g)
     left_a, inside_a, right_a = _bracket(a)
     left_g, inside_g, right_g = _bracket(g)
-    items_a, items_g = _split(inside_a), _split(inside_g)
+    items_a, items_g = _split(inside_a, bool(left_a)), _split(inside_g, bool(left_g))
     if len(items_a) < 2 and len(items_g) < 2:
         if left_a == left_g == "\\{":
             return "set", items_a, items_g
         return None
-    if "\\cup" in a or "\\cup" in g or "\\begin" in a or "\\begin" in g or "∪" in a or "∪" in g:
+    if any(sign in text for sign in ("\\cup", "\\begin", "∪") for text in (a, g)):
         return None
     if "" in items_a or "" in items_g:
         return None
     unordered = ("", "\\{")
     if left_a in unordered and left_g in unordered:
         return "set", items_a, items_g
-    if (left_a, right_a) == (left_g, right_g):
+    if (left_a, right_a) == (left_g, right_g) or (len(items_a) > 2 and {left_a, left_g} == {"(", "["}):
         return "ordered", items_a, items_g
+    if {left_a, left_g} <= {"(", "["} and len(items_a) == len(items_g) == 2:  # an interval's ends belong to it or do not
+        return "ordered", [], [""]
     return None
 
 
@@ -211,9 +483,9 @@ def _bracket(text: str) -> tuple[str, str, str]:
     return opening, inside.strip(), closing
 
 
-def _split(text: str) -> list[str]:
-    """Cut at commas and semicolons (and "and", "or") outside of brackets; a comma inside of a number such as 1,234 does not cut."""
-    if numeric.parse(text) is not None:
+def _split(text: str, bracketed: bool = False) -> list[str]:
+    """Cut at commas and semicolons (and "and", "or") outside of brackets. A number such as 1,234 is one, but two where ``bracketed``."""
+    if not bracketed and numeric.parse(text) is not None:
         return [text]
     out, level, start, i = [], 0, 0, 0
     while i < len(text):

@@ -18,6 +18,7 @@ _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[\s\S]|[{}]")
 _UNBRACED = re.compile(r"\\(?:[A-Za-z]+|.)|[^\s\\$.,;]+")
 _PHRASE = re.compile(r"answer\s{0,3}(?:is\b|are\b|=|:)|答案\s{0,3}(?:是|为|應為|应为|:|：)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|[.。!?！？;；](?=\s|$)|[。！？；]")
+_DISPLAY = re.compile(r"\\\[((?:(?!\\\]).)*)\\\]|\$\$([^$]*)\$\$", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.])[-+−]?\$?(?:\d{1,3}(?:,\d{3}){1,20}|\d+)(?:\.\d+)?(?:/\d+)?%?(?!\w)|(?<![\w.])[-+−]?\.\d+%?")
 
 
@@ -116,6 +117,9 @@ def after_phrase(text: str) -> str | None:
     if found is None:
         return None
     rest = text[found.end() : found.end() + 2000].lstrip(" :：*=\n")
+    shown = _DISPLAY.match(rest)
+    if shown is not None:
+        return (shown[1] if shown[1] is not None else shown[2]).strip() or None
     end = _SENTENCE_END.search(rest)
     return _trim(rest[: end.start()] if end else rest)
 

@@ -40,8 +40,9 @@ _SPACES = re.compile(r"\\[,!;:> ]|~|\\q?quad\b|[\u00a0\u2009\u202f\u200b]")
 _FRAC_SHORT = re.compile(r"\\[dtc]?frac\s*(?:(\d)\s*(\d)|(\d)\s*\{(\d+)\}|\{(\d+)\}\s*(\d))")
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|mbox|operatorname|textbf|mathbf|textit|rm)\s*\{([^{}]*)\}")
 _DEGREE = re.compile(r"\^\{?\\?(?:circ|degree)\}?|\\degree|°|\bdegrees?\b")
-_WORD = re.compile(r"\\[A-Za-z]+|[eExX](?=[-+^{]?\d)|[A-Za-zµμΩ]+")
-_UNIT = re.compile(r"[A-Za-zµμΩ.\s/*·^{}()²³0-9-]+")
+_WORD = re.compile(r"\\[A-Za-z]+|[eExX](?=[-+^{]?\d)|[A-Za-zµμΩ一-鿿℃]+")
+_UNIT = re.compile(r"[A-Za-zµμΩ一-鿿℃.\s/*·^{}()²³0-9-]+")
+_TERM = re.compile(r"(?<![\^{])-\s*\d|\s-\s")  # "n - 2" goes on with a term, "m^{-2}" is a unit
 
 _SCALE = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _ALIASES = {
@@ -119,13 +120,13 @@ def _split_unit(text: str) -> tuple[str, str] | None:
         return None
     at = word.start()
     body, raw = text[:at].strip(" *·"), text[at:]
-    if not body or _UNIT.fullmatch(raw) is None or _value(body) is None:
+    if not body or _UNIT.fullmatch(raw) is None or _TERM.search(raw) or _value(body) is None:
         return None
     words = raw.replace("(s)", "").replace("{", "").replace("}", "").strip(" .").lower().split()
     if not words:
         return None
-    head = re.split(r"[/*·^²³]", words[0], maxsplit=1)[0]
-    if head in _NOT_UNITS or (len(head) == 1 and not text[at - 1].isspace()):
+    head = re.split(r"[-/*·^²³]", words[0], maxsplit=1)[0]
+    if head in _NOT_UNITS or (len(head) == 1 and head.isascii() and not text[at - 1].isspace()):
         return None
     return body, " ".join(_ALIASES.get(w, w) for w in words)
 

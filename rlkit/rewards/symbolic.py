@@ -16,10 +16,10 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 warnings.simplefilter("ignore")
 
 
-def decide(item: tuple[str, str, float]) -> tuple[bool, str]:
-    """(equal, rule) for (answer, gold, relative tolerance)."""
-    answer, gold, rel_tol = item
-    found = compare(answer, gold, rel_tol=rel_tol, leaf=same_expression)
+def decide(item: tuple[str, str, float, tuple[str, ...] | None]) -> tuple[bool, str]:
+    """(equal, rule) for (answer, gold, relative tolerance, option texts)."""
+    answer, gold, rel_tol, options = item
+    found = compare(answer, gold, rel_tol=rel_tol, leaf=same_expression, options=options)
     return bool(found.equal), found.rule
 
 
