@@ -13,6 +13,7 @@ Exit status: 0; 2 when the call was wrong or something is missing; 130 when inte
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's end also ends the cluster that was started here
     try:
         found = run(args)
     except RlkitError as error:

@@ -33,7 +33,10 @@ class Store:
         Raises:
             DataError: another process evaluates into this folder, or the folder is another evaluation's.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"The evaluation's folder {self.folder} cannot be made: {error.strerror}.") from error
         with (self.folder / ".lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,7 +6,9 @@ import contextlib
 import html
 import os
 import re
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -283,7 +285,7 @@ def _init_driver(spec: ClusterSpec, found: Found, runtime_env: dict[str, Any] | 
             raise ClusterError(f"This kernel is connected to Ray at {_connected_to()} already. Call ray.shutdown() first.")
         return ""
     loopback = any(n.ip.startswith("127.") for n in found.nodes if n.head)
-    with _auth(found.token), _loopback_kept(loopback):
+    with _auth(found.token), _loopback_kept(loopback), _sigterm_kept():
         try:
             context = ray.init(address=found.target.address, namespace=NAMESPACE, runtime_env=runtime_env, logging_level="warning")
         except (ConnectionError, RuntimeError) as error:
@@ -361,6 +363,17 @@ def _auth(token: Token | None) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """While connecting, keep Ray from replacing this process's own handler of SIGTERM, where it has one."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _read_auth_again() -> None:
