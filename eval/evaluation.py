@@ -8,6 +8,7 @@ import hashlib
 import sys
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +155,7 @@ def _examples(name: str, spec: EvalSpec, data_dir: Any, style: str) -> list[dict
 # --- models ------------------------------------------------------------------------------------------------------------------------------
 
 
-class _Source:
+class _Source(ABC):
     """Where samples come from. ``name`` and ``facts`` are known before any engine runs; ``sampler`` starts them when first asked for."""
 
     name: str
@@ -164,12 +165,14 @@ class _Source:
     def __enter__(self) -> _Source:
         return self
 
+    @abstractmethod
     def __exit__(self, *_: object) -> None:
-        pass
+        """End what was started for this evaluation."""
 
     @property
+    @abstractmethod
     def sampler(self) -> Any:
-        raise NotImplementedError
+        """The running engines."""
 
 
 class _Live(_Source):
@@ -189,6 +192,9 @@ class _Live(_Source):
     @property
     def sampler(self) -> Any:
         return self._sampler
+
+    def __exit__(self, *_: object) -> None:
+        """Its run goes on."""
 
 
 class _Saved(_Source):

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
-import os
 import re
-import signal
-import sys
-import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlkit import actors, localhead
+from rlkit import actors, joining, localhead
 from rlkit.config import ClusterSpec
-from rlkit.errors import ClusterError, ConfigError, ConnectError, VersionMismatchError, nearest
-from rlkit.preflight import Found, Node, Token, check_resources, check_versions, look, parse_address, try_port
+from rlkit.errors import ClusterError, ConfigError, nearest
+from rlkit.preflight import Found, Node, check_resources, check_versions, look, parse_address, try_port
 from rlkit.reprs import gib, html_table
 
-NAMESPACE = "rlkit"
 CONFIGS = "cluster_configs"
 
 _current: Cluster | None = None
@@ -91,7 +85,7 @@ class Cluster:
 
         self._open = False
         ray.shutdown()
-        _read_auth_again()
+        joining.read_auth_again()
         if _current is self:
             _current = None
 
@@ -172,14 +166,14 @@ def connect(config: str | Path | ClusterSpec | None = None, *, address: str | No
     spec = load_spec(config, address=address, **changes)
     if _current is None and spec.address != "local":
         try_port(parse_address(spec.address), spec.connect_timeout_s)
-    _import_ray_fast()
+    joining.import_ray_fast()
     if _current is not None:
         same = _reuse(_current, spec)
         if same is not None:
             return same
-    elif _ray_is_initialized() and spec.address == "local":
+    elif joining.is_initialized() and spec.address == "local":
         raise ClusterError(
-            f"This kernel is connected to Ray at {_connected_to()} already, not through rlkit. "
+            f"This kernel is connected to Ray at {joining.connected_to()} already, not through rlkit. "
             "Call ray.shutdown() first, or rlkit.connect with that address."
         )
     _current = _connect_local(spec) if spec.address == "local" else _connect_remote(spec)
@@ -243,7 +237,7 @@ def _reuse(now: Cluster, spec: ClusterSpec) -> Cluster | None:
             now.disconnect()
             return None
         localhead.find_or_start(spec)  # refuses changed settings
-    elif not _ray_is_initialized():
+    elif not joining.is_initialized():
         now.disconnect()
         return None
     now.refresh()
@@ -256,7 +250,7 @@ def _connect_local(spec: ClusterSpec) -> Cluster:
     check_resources(spec, [_this_machine(spec)], "on this machine")
     head, _new = localhead.find_or_start(spec)
     found = look(parse_address(head.address), head.token_path, spec.connect_timeout_s)
-    _init_driver(spec, found, runtime_env=None)
+    joining.join(found, runtime_env=None)
     return Cluster(spec, found, head, head.dashboard_url).refresh()
 
 
@@ -272,25 +266,8 @@ def _connect_remote(spec: ClusterSpec) -> Cluster:
         return _connect_client(spec, found, runtime_env)
     check_versions(found.ray_version, found.python_version, target.address)
     check_resources(spec, found.nodes, f"at {target.address}")
-    dashboard = _init_driver(spec, found, runtime_env)
+    dashboard = joining.join(found, runtime_env)
     return Cluster(spec, found, None, dashboard).refresh()
-
-
-def _init_driver(spec: ClusterSpec, found: Found, runtime_env: dict[str, Any] | None) -> str:
-    """``ray.init`` by address; returns the dashboard's URL."""
-    import ray
-
-    if ray.is_initialized():
-        if _connected_to() != found.target.address:
-            raise ClusterError(f"This kernel is connected to Ray at {_connected_to()} already. Call ray.shutdown() first.")
-        return ""
-    loopback = any(n.ip.startswith("127.") for n in found.nodes if n.head)
-    with _auth(found.token), _loopback_kept(loopback), _sigterm_kept():
-        try:
-            context = ray.init(address=found.target.address, namespace=NAMESPACE, runtime_env=runtime_env, logging_level="warning")
-        except (ConnectionError, RuntimeError) as error:
-            raise ConnectError(f"Ray answers at {found.target.address} but could not be joined: {error}") from error
-    return _url(context.dashboard_url)
 
 
 def _connect_client(spec: ClusterSpec, found: Found, runtime_env: dict[str, Any]) -> Cluster:
@@ -298,11 +275,11 @@ def _connect_client(spec: ClusterSpec, found: Found, runtime_env: dict[str, Any]
 
     address = found.target.address
     if ray.is_initialized():
-        raise ClusterError(f"This kernel is connected to Ray at {_connected_to()} already. Call ray.shutdown() first.")
-    with _auth(found.token):
-        context = _open_session(address, runtime_env)
+        raise ClusterError(f"This kernel is connected to Ray at {joining.connected_to()} already. Call ray.shutdown() first.")
+    with joining.auth(found.token):
+        context = joining.open_session(address, runtime_env)
     complete = Found(found.target, found.token, context.ray_version, context.python_version)
-    cluster = Cluster(spec, complete, None, _url(context.dashboard_url))
+    cluster = Cluster(spec, complete, None, joining.url(context.dashboard_url))
     try:
         check_versions(context.ray_version, context.python_version, address, python_level="minor")
         check_resources(spec, cluster.refresh().nodes, f"at {address}")
@@ -310,26 +287,6 @@ def _connect_client(spec: ClusterSpec, found: Found, runtime_env: dict[str, Any]
         cluster.disconnect()
         raise
     return cluster
-
-
-def _open_session(address: str, runtime_env: dict[str, Any], attempts: int = 2) -> Any:
-    """``ray.init`` through the Ray Client. Its server forks a process for each session, and the first one often dies at once unless the
-    head was started with GRPC_ENABLE_FORK_SUPPORT=0 (seen as "Initialization failure from server"); that is tried once more.
-    """
-    import ray
-
-    try:
-        return ray.init(address, namespace=NAMESPACE, runtime_env=runtime_env)
-    except RuntimeError as error:
-        if "ersion mismatch" in str(error):
-            raise VersionMismatchError(f"The cluster at {address} runs other versions than this process. {error}") from error
-        raise ConnectError(f"The Ray Client server at {address} could not open a session: {error}") from error
-    except ConnectionAbortedError as error:
-        if attempts > 1:
-            return _open_session(address, runtime_env, attempts - 1)
-        raise ConnectError(f"The Ray Client server at {address} could not open a session: {error}") from error
-    except ConnectionError as error:
-        raise ConnectError(f"The Ray Client server at {address} could not open a session: {error}") from error
 
 
 def _this_machine(spec: ClusterSpec) -> Node:
@@ -347,82 +304,3 @@ def _this_machine(spec: ClusterSpec) -> Node:
     )
     gpus = there if spec.num_gpus is None else min(spec.num_gpus, there)
     return Node("127.0.0.1", cpus=spec.num_cpus or get_num_cpus(), gpus=gpus, memory=psutil.virtual_memory().total, head=True)
-
-
-@contextlib.contextmanager
-def _auth(token: Token | None) -> Iterator[None]:
-    """Make Ray use ``token``, or none, while it connects. Ray keeps it afterwards; this process's environment stays as it was."""
-    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-    before = {name: os.environ.pop(name, None) for name in names}
-    os.environ.update({"RAY_AUTH_MODE": "token", **token.env} if token else {"RAY_AUTH_MODE": "disabled"})
-    try:
-        _read_auth_again()
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _sigterm_kept() -> Iterator[None]:
-    """While connecting, keep Ray from replacing this process's own handler of SIGTERM, where it has one."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if callable(before) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
-
-
-def _read_auth_again() -> None:
-    """Make Ray forget its token and auth mode and read both from the environment."""
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextlib.contextmanager
-def _loopback_kept(loopback: bool) -> Iterator[None]:
-    """While connecting to a head that listens on loopback only, keep Ray from turning 127.0.0.1 into the machine's outer address."""
-    from ray._private import ray_constants
-
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = before and not loopback
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-def _import_ray_fast() -> None:
-    """Import Ray without the package that `localhead.SHIM` is about, unless something else in this process loaded it before."""
-    name = localhead.SHIM_NAME.removesuffix(".py")
-    if "ray" in sys.modules or "jsonschema" in sys.modules or name in sys.modules:
-        import ray
-
-        return
-    sys.modules[name] = None  # type: ignore[assignment]  # an import of it now raises ImportError
-    try:
-        import ray  # noqa: F401
-    finally:
-        del sys.modules[name]
-
-
-def _ray_is_initialized() -> bool:
-    import ray
-
-    return ray.is_initialized()
-
-
-def _connected_to() -> str:
-    import ray
-
-    return ray.get_runtime_context().gcs_address
-
-
-def _url(dashboard: str | None) -> str:
-    """``host:port`` as Ray reports it, as a URL; empty when there is no dashboard."""
-    return f"http://{dashboard}" if dashboard and re.fullmatch(r"[\w.\-\[\]:]+", dashboard) else ""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -47,7 +48,7 @@ class Stopped(RolloutError):
     """`Engine.abort` was called for the running call; never leaves the engine."""
 
 
-class Engine:
+class Engine(ABC):
     """The protocol and what is common to its engines; `_load`, `_sample`, `_take_weights` and `_count` are theirs."""
 
     kind: ClassVar[str]
@@ -161,9 +162,9 @@ class Engine:
         self._version = version
         return len(held)
 
+    @abstractmethod
     def apply(self, fn: Callable[[Any], Any]) -> Any:
         """``fn(model)`` in the engine's process, for looking inside it; with several vLLM workers, a list of what each returned."""
-        raise NotImplementedError
 
     # --- answered while busy ---------------------------------------------------------------------------------------------------
 
@@ -244,21 +245,22 @@ class Engine:
 
     # --- for each engine to define ---------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _load(self, path: str) -> dict[str, Any]:
         """Load the model and set ``max_model_len``; returns facts for `info`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _sample(self, prompts: list[list[int]], sampling: SampleSpec, seeds: list[int]) -> list[list[Completion]]:
         """Per prompt, ``sampling.n`` completions; calls `_stop_if_aborted` at every token."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _count(self) -> tuple[int, int]:
         """(samples done, tokens sampled) of the running call; called from another thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take_weights(self, manifest: WeightManifest) -> None:
-        raise NotImplementedError
+        """Load the weights that the manifest leads to, and drop cached prompts."""
 
+    @abstractmethod
     def _held(self, manifest: WeightManifest) -> list[tuple[str, str, int]]:
         """(Hugging Face name, where it was found, fingerprint) of every weight that the engine computes with, read back from it."""
-        raise NotImplementedError
