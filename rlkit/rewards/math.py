@@ -18,6 +18,7 @@ class Math(Reward):
 
     "unparsed" means that no final answer was found where ``rules`` allow one; "timeout" that deciding took longer than ``timeout_s``
     (such an answer is not counted as wrong silently: the share is reported). ``rel_tol`` applies where a side is written as a decimal.
+    ``meta["choices"]`` of a prompt are the options of a multiple choice.
 
     Raises:
         ConfigError: an unknown rule, a value that is not finite, a time limit of 0 or below.
@@ -57,14 +58,22 @@ class Math(Reward):
         return cls(**({"correct": 1.0, "wrong": -0.5, "unparsed": -1.0, "timeout": -0.5, "rules": ("boxed",)} | settings))  # type: ignore[arg-type]
 
     def score(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> RewardOut:
-        golds = []
+        golds, choices = [], []
         for prompt in prompts:
             if prompt.answer is None:
                 raise RewardError(f"Prompt {prompt.id!r} has no answer, which Math needs. Give the task an answer field.")
             golds.append(prompt.answer)
-        found = grade_many([s.text for s in samples], golds, rules=self.rules, timeout_s=self.timeout_s, rel_tol=self.rel_tol)
+            choices.append(_choices(prompt))
+        texts = [s.text for s in samples]
+        found = grade_many(texts, golds, rules=self.rules, timeout_s=self.timeout_s, rel_tol=self.rel_tol, choices=choices)
         values = np.array([self.values[v.verdict] for v in found], dtype=np.float64)
         return RewardOut(values, tuple(v.verdict for v in found), tuple(v.extracted for v in found))
 
     def __repr__(self) -> str:
         return f"Math({', '.join(f'{k}={v:g}' for k, v in self.values.items())})"
+
+
+def _choices(prompt: Prompt) -> Sequence[str] | None:
+    """The option texts of a multiple choice, A first. A column "choices" of another kind, in a file of one's own, is none of ours."""
+    found = prompt.meta.get("choices")
+    return found if isinstance(found, list | tuple) and all(isinstance(text, str) for text in found) else None

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -214,6 +215,17 @@ def test_options_of_a_multiple_choice(tmp_path, written):
     assert len(prompt.meta["choices"]) == 4
     assert prompt.question.startswith("Q?\nA) $x<3$\nB) set A is")
     assert prompt.question.endswith("at most\nC) 7.\nD) 1,000")
+
+
+def test_the_math_reward_knows_the_options(tmp_path):
+    from rlkit import rewards
+    from rlkit.types import Sample
+
+    prompt = one("sat_math", tmp_path, {"question": "Q?", "options": "A) 1,190 B) 1,900 C) 2,900", "Answer": "C"})
+    empty = np.zeros(0)
+    texts = ["\\boxed{C}", "\\boxed{2,900}", "\\boxed{1,900}", "\\boxed{B}"]
+    samples = [Sample(prompt, i, text, empty, empty, "stop") for i, text in enumerate(texts)]
+    assert rewards.Math().score([prompt] * 4, samples).verdicts == ("correct", "correct", "wrong", "wrong")
 
 
 def test_the_hub_s_names_for_sat_math(tmp_path):
