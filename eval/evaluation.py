@@ -7,8 +7,6 @@ import dataclasses
 import hashlib
 import sys
 import time
-import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +16,13 @@ import numpy as np
 
 from rlkit import templates
 from rlkit.config import EngineSpec, as_plain
-from rlkit.context import Owner, derive_seed
+from rlkit.context import derive_seed
 from rlkit.errors import ConfigError, DataError, TooLongError, nearest
-from rlkit.eval import datasets as catalog
+from rlkit.eval import catalog
 from rlkit.eval.metrics import METRICS, Metric, grade_responses
 from rlkit.eval.result import Evaluation, Evaluations, summarize
-from rlkit.eval.spec import EvalSpec, cache_key, code_of, engine_facts
+from rlkit.eval.sources import Live, Saved, Source
+from rlkit.eval.spec import EvalSpec, cache_key, code_of
 from rlkit.eval.store import Store, folder_name
 from rlkit.tasks import Tasks, load_tasks
 from rlkit.types import Prompt
@@ -81,9 +80,9 @@ def evaluate(
     if hasattr(model, "generate"):
         if engine:
             raise ConfigError(f"{', '.join(engine)}: settings of a sampler's engines cannot be changed here; the sampler has its own.")
-        source: _Source = _Live(model)
+        source: Source = Live(model)
     else:
-        source = _Saved(model, engine, cluster)
+        source = Saved(model, engine, cluster)
         output = OUTPUT if output is None else output
     with source:
         found = [_one(source, s, spec, output, resume, metric or METRICS.get(s.name), show) for s in sets]
@@ -147,121 +146,16 @@ def _examples(name: str, spec: EvalSpec, data_dir: Any, style: str) -> list[dict
         if style == "r1":
             text = f"<think> {solution} </think> <answer> {example.answer} </answer>"
         else:
-            text = f"{solution}\nThe final answer is \\boxed{{{example.answer}}}.".strip()
+            told = solution.rpartition("####")[0].rstrip() if "####" in solution else solution
+            text = told if "\\boxed" in told else f"{told}\nThe final answer is \\boxed{{{example.answer}}}.".strip()
         out += [{"role": "user", "content": example.question}, {"role": "assistant", "content": text}]
     return out
-
-
-# --- models ------------------------------------------------------------------------------------------------------------------------------
-
-
-class _Source(ABC):
-    """Where samples come from. ``name`` and ``facts`` are known before any engine runs; ``sampler`` starts them when first asked for."""
-
-    name: str
-    facts: dict[str, Any]
-    policy_version: int | None = None  # of a live sampler
-
-    def __enter__(self) -> _Source:
-        return self
-
-    @abstractmethod
-    def __exit__(self, *_: object) -> None:
-        """End what was started for this evaluation."""
-
-    @property
-    @abstractmethod
-    def sampler(self) -> Any:
-        """The running engines."""
-
-
-class _Live(_Source):
-    """A running sampler. Trained weights are known to its learner only, so two evaluations of them are never taken for one."""
-
-    def __init__(self, sampler: Any) -> None:
-        info = sampler.info[0]
-        self._sampler, self.name, self.policy_version = sampler, info["name"], sampler.version
-        kind = sampler.spec.engine
-        self.facts = {
-            "model": {"name": info["name"], "fingerprint": info["fingerprint"]}
-            if sampler.version == 0
-            else {"name": info["name"], "base": info["fingerprint"], "policy_version": sampler.version, "live": uuid.uuid4().hex},
-            "engine": engine_facts(kind, as_plain(sampler.spec)),
-        }
-
-    @property
-    def sampler(self) -> Any:
-        return self._sampler
-
-    def __exit__(self, *_: object) -> None:
-        """Its run goes on."""
-
-
-class _Saved(_Source):
-    """A model on disk or on the hub. Its engines are started when a sample is missing, and ended with the evaluation."""
-
-    def __init__(self, model: str | Path, engine: dict[str, Any], cluster: Any) -> None:
-        from rlkit import models
-
-        self._settings, self._given = engine, cluster
-        self._cluster: Any = None
-        self._own = False
-        self._owner: Owner | None = None
-        self._made: Any = None
-        found = models.resolve(str(model))
-        self._path, self.name = str(found.path), found.name
-        self._spec = self._engine_spec()
-        self.facts = {
-            "model": {"name": found.name, "fingerprint": found.fingerprint},
-            "engine": engine_facts(self._spec.engine, as_plain(self._spec)),
-        }
-
-    def _engine_spec(self) -> EngineSpec:
-        from rlkit.cluster import Cluster, current, load_spec
-
-        held = self._given if isinstance(self._given, Cluster) else (current() if self._given is None else None)
-        spec = held.spec if held is not None else load_spec(self._given if self._given is not None else _config_here())
-        return spec.sampler.but(**self._settings)
-
-    @property
-    def sampler(self) -> Any:
-        if self._made is None:
-            from rlkit.cluster import Cluster, connect, current, load_spec
-            from rlkit.sampler import Sampler
-
-            if isinstance(self._given, Cluster):
-                self._cluster = self._given
-            elif self._given is not None:
-                self._cluster = connect(self._given)
-            elif (held := current()) is not None:
-                self._cluster = held
-            else:  # one of its own, so that ending it takes nothing from anybody
-                spec = load_spec(_config_here())
-                self._cluster, self._own = connect(spec.but(name=f"eval-{uuid.uuid4().hex[:8]}", dashboard=False)), True
-            self._owner = Owner(f"eval-{uuid.uuid4().hex[:8]}", cluster=self._cluster)
-            self._made = Sampler.start(self._path, self._spec, self._owner)
-        return self._made
-
-    def __exit__(self, *_: object) -> None:
-        from rlkit import actors
-
-        if self._own:
-            self._cluster.shutdown()
-        elif self._owner is not None:
-            actors.end(actors.started_with(self._owner.namespace, ""))
-
-
-def _config_here() -> str:
-    """The shipped config that suits this machine."""
-    from ray._private.accelerators import NvidiaGPUAcceleratorManager
-
-    return "one_gpu" if NvidiaGPUAcceleratorManager.get_current_node_num_accelerators() > 0 else "laptop"
 
 
 # --- one set -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _one(source: _Source, data: _Set, spec: EvalSpec, output: Any, resume: bool, metric: Metric | None, show: bool) -> Evaluation:
+def _one(source: Source, data: _Set, spec: EvalSpec, output: Any, resume: bool, metric: Metric | None, show: bool) -> Evaluation:
     rules = spec.rules or templates.rules(data.prompts[0].template)
     config = {
         "dataset": data.name,
@@ -309,7 +203,7 @@ def _one(source: _Source, data: _Set, spec: EvalSpec, output: Any, resume: bool,
 
 
 def _chunks(
-    source: _Source, data: _Set, missing: Sequence[int], spec: EvalSpec, rules: Sequence[str], grading: dict[str, Any], show: bool
+    source: Source, data: _Set, missing: Sequence[int], spec: EvalSpec, rules: Sequence[str], grading: dict[str, Any], show: bool
 ) -> Iterator[tuple[list[dict[str, Any]], float, float]]:
     """(rows of some problems, seconds sampling, seconds grading), in parts that take about `CHUNK_S`.
 

@@ -123,10 +123,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _data_list(args: argparse.Namespace) -> int:
-    from rlkit.eval import datasets
+    from rlkit.eval import catalog
 
     rows = []
-    for entry in datasets.entries(args.split, data_dir=args.data_dir):
+    for entry in catalog.entries(args.split, data_dir=args.data_dir):
         found = "not here" if entry.file is None else "shipped" if entry.is_shipped else str(entry.file)
         rows.append((entry.name, "-" if entry.rows is None else f"{entry.rows:,}", entry.hub or "-", found))
     _print_table(("NAME", "ROWS", "ON THE HUB", f"SPLIT {args.split}"), rows)
@@ -134,10 +134,10 @@ def _data_list(args: argparse.Namespace) -> int:
 
 
 def _data_get(args: argparse.Namespace) -> int:
-    from rlkit.eval import datasets
+    from rlkit.eval import catalog
 
-    for name in datasets.fetchable(args.names, args.split, data_dir=args.data_dir):
-        got = datasets.fetch(name, args.split, data_dir=args.data_dir, force=args.force)
+    for name in catalog.fetchable(args.names, args.split, data_dir=args.data_dir):
+        got = catalog.fetch(name, args.split, data_dir=args.data_dir, force=args.force)
         print(f"{got.path}: {got.rows:,} rows{'' if got.new else ' (it was there; --force fetches it anew)'}", flush=True)
     return 0
 

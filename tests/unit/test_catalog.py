@@ -15,7 +15,7 @@ import pytest
 
 from rlkit import cli
 from rlkit.errors import DataError
-from rlkit.eval import datasets
+from rlkit.eval import catalog
 from rlkit.formats import FORMATS, SETS, of_hub_id
 from rlkit.tasks import load_tasks
 
@@ -96,7 +96,7 @@ def hub(monkeypatch):
 
 
 def test_names_are_the_public_sets_and_the_shipped_ones():
-    assert datasets.names() == [*SETS, *SHIPPED]
+    assert catalog.names() == [*SETS, *SHIPPED]
     assert {
         *("gsm8k", "math", "math500", "aime24", "amc23", "minerva_math", "olympiadbench", "gaokao2023en", "college_math", "svamp"),
         *("asdiv", "mawps", "sat_math", "tabmwp"),
@@ -104,23 +104,23 @@ def test_names_are_the_public_sets_and_the_shipped_ones():
 
 
 def test_resolve_takes_lists_and_all(home, tmp_path):
-    assert datasets.resolve("math500, gsm8k,,math500,arithmetic") == ["math500", "gsm8k", "arithmetic"]
-    assert datasets.resolve("openai/gsm8k:main,mine.jsonl,svamp") == ["openai/gsm8k:main", "mine.jsonl", "svamp"]
+    assert catalog.resolve("math500, gsm8k,,math500,arithmetic") == ["math500", "gsm8k", "arithmetic"]
+    assert catalog.resolve("openai/gsm8k:main,mine.jsonl,svamp") == ["openai/gsm8k:main", "mine.jsonl", "svamp"]
     with pytest.raises(DataError, match=r"'all' means the public sets whose split 'test' is here, and none is.*rlkit data get"):
-        datasets.resolve("all")
+        catalog.resolve("all")
     put(home / "data" / "svamp" / "test.jsonl", {})
     put(tmp_path / "mine" / "aime24" / "test.jsonl", {})
     put(tmp_path / "mine" / "gsm8k" / "train.jsonl", {})
     put(tmp_path / "mine" / "my_own" / "test.jsonl", {})
-    assert datasets.resolve("all") == ["svamp"]
-    assert datasets.resolve("svamp,all,countdown", data_dir=tmp_path / "mine") == ["svamp", "aime24", "countdown"]
-    assert datasets.resolve("all", "train", data_dir=tmp_path / "mine") == ["gsm8k"]
-    assert datasets.resolve("my_own", data_dir=tmp_path / "mine") == ["my_own"]
+    assert catalog.resolve("all") == ["svamp"]
+    assert catalog.resolve("svamp,all,countdown", data_dir=tmp_path / "mine") == ["svamp", "aime24", "countdown"]
+    assert catalog.resolve("all", "train", data_dir=tmp_path / "mine") == ["gsm8k"]
+    assert catalog.resolve("my_own", data_dir=tmp_path / "mine") == ["my_own"]
     for text, message in [("gsm8", "no set 'gsm8', did you mean 'gsm8k'"), ("my_own", "no set 'my_own'"), (" , ", "names no set")]:
         with pytest.raises(DataError, match=message):
-            datasets.resolve(text)
+            catalog.resolve(text)
     with pytest.raises(DataError, match="is no folder"):
-        datasets.resolve("all", data_dir=tmp_path / "absent")
+        catalog.resolve("all", data_dir=tmp_path / "absent")
 
 
 def test_list_says_what_is_here(home, tmp_path, capsys):
@@ -152,7 +152,7 @@ def test_list_says_what_is_here(home, tmp_path, capsys):
     ],
 )
 def test_the_files_of_a_split_are_picked(files, config, expected):
-    assert datasets.pick(files, config, "test") == [files[i] for i in expected]
+    assert catalog.pick(files, config, "test") == [files[i] for i in expected]
 
 
 def test_the_table_is_whole():
@@ -178,7 +178,7 @@ def test_get_writes_what_load_tasks_reads(hub, home, capsys):
     assert capsys.readouterr().out.splitlines() == [f"{places[0]}: 3 rows", f"{places[1]}: 1 rows"]
     assert [(p.id, p.answer) for p in load_tasks("gsm8k", "test")] == [(f"gsm8k/test/{i}", str(i + 1)) for i in range(3)]
     assert load_tasks("math500", "test")[0].answer == "½"
-    assert datasets.resolve("all") == ["gsm8k", "math500"]
+    assert catalog.resolve("all") == ["gsm8k", "math500"]
     assert [p.name for p in places[0].parent.iterdir()] == ["test.jsonl"]  # nothing half done is left
 
 
@@ -187,7 +187,7 @@ def test_get_takes_the_hub_s_own_copy_where_main_has_none(hub, tmp_path):
     hub["Hothan/OlympiadBench", MAIN, "OE/OE.parquet"] = b""
     hub["Hothan/OlympiadBench", CONVERTED, "OE_TO_maths_en_COMP/train/0000.parquet"] = parquet(row)
     hub["Hothan/OlympiadBench", CONVERTED, "OE_TO_physics_en_COMP/train/0000.parquet"] = parquet(row, row)
-    got = datasets.fetch("olympiadbench", data_dir=tmp_path / "new")
+    got = catalog.fetch("olympiadbench", data_dir=tmp_path / "new")
     assert (got.path, got.rows, got.new) == (tmp_path / "new" / "olympiadbench" / "test.jsonl", 1, True)
     assert load_tasks("olympiadbench", "test", data_dir=tmp_path / "new")[0].answer == "1, 2"
 
@@ -198,14 +198,14 @@ def test_splits_are_joined_and_rows_left_out_as_the_evaluation_does(hub, home):
 
     hub["ChilleD/SVAMP", MAIN, "data/train-00000-of-00001.parquet"] = parquet(svamp("1"), svamp("2"))
     hub["ChilleD/SVAMP", MAIN, "data/test-00000-of-00001.parquet"] = parquet(svamp("3.0"))
-    assert datasets.fetch("svamp").rows == 3
+    assert catalog.fetch("svamp").rows == 3
     assert [p.answer for p in load_tasks("svamp", "test")] == ["1", "2", "3.0"]
     asdiv = [{"body": "B.", "question": "Q?", "answer": a} for a in ("9 (apples)", "3 (cats); 4 (dogs)")]
     hub["EleutherAI/asdiv", CONVERTED, "default/validation/0000.parquet"] = parquet(*asdiv)
     hub["EleutherAI/asdiv", MAIN, "README.md"] = b""
-    assert datasets.fetch("asdiv").rows == 1
+    assert catalog.fetch("asdiv").rows == 1
     with pytest.raises(DataError, match=r"'asdiv' cannot be fetched\. No copy of its split 'train'"):
-        datasets.fetch("asdiv", "train")
+        catalog.fetch("asdiv", "train")
 
 
 def test_a_file_that_is_there_stays_unless_forced(hub, home, capsys):
@@ -217,7 +217,7 @@ def test_a_file_that_is_there_stays_unless_forced(hub, home, capsys):
     assert capsys.readouterr().out == f"{file}: 3 rows\n"
     put(file, {"question": "Q", "answer": "no hashes"})
     with pytest.raises(DataError, match=r"The file that is there cannot be used: .*line 1.*--force"):
-        datasets.fetch("gsm8k")
+        catalog.fetch("gsm8k")
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_rows_that_do_not_load_replace_nothing(hub, home, rows, message):
     file = put(home / "data" / "gsm8k" / "test.jsonl", GSM[0])
     before = file.read_bytes()
     with pytest.raises(DataError, match=message):
-        datasets.fetch("gsm8k", force=True)
+        catalog.fetch("gsm8k", force=True)
     assert file.read_bytes() == before
     assert list(file.parent.iterdir()) == [file]
 
@@ -262,11 +262,11 @@ def test_without_a_network_one_line_says_what_to_do(monkeypatch, home, capsys):
 def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch, hub):
     import huggingface_hub
 
-    monkeypatch.setattr(datasets, "LISTING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(catalog, "LISTING_TIMEOUT_S", 0.2)
     waiting = threading.Event()
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *args, **kwargs: waiting.wait(20))
     with pytest.raises(DataError, match=r"cannot be reached for openai/gsm8k:main \(no answer within 0 s\)"):
-        datasets.fetch("gsm8k")
+        catalog.fetch("gsm8k")
     waiting.set()
 
 
