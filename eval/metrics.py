@@ -57,9 +57,8 @@ def grade_responses(
         if prompt.answer is None:
             raise RewardError(f"Problem {prompt.id!r} has no answer to grade against; give the task an answer field, or register a metric.")
         golds.append(prompt.answer)
-    choices = [prompt.meta.get("choices") for prompt in prompts]
-    extra: Any = {"choices": choices} if any(c is not None for c in choices) else {}
-    return grade_many(responses, golds, rules=rules, timeout_s=timeout_s, rel_tol=rel_tol, **extra)
+    choices = [prompt.choices for prompt in prompts]
+    return grade_many(responses, golds, rules=rules, timeout_s=timeout_s, rel_tol=rel_tol, choices=choices)
 
 
 def _by_metric(metric: Metric, responses: Sequence[str], prompts: Sequence[Prompt], timeout_s: float) -> list[Verdict]:

@@ -43,6 +43,12 @@ class Prompt:
         """The last user message."""
         return next((m["content"] for m in reversed(self.messages) if m["role"] == "user"), "")
 
+    @property
+    def choices(self) -> tuple[str, ...] | None:
+        """The option texts of a multiple choice, A first: ``meta["choices"]`` when it is a list of texts."""
+        found = self.meta.get("choices")
+        return tuple(found) if isinstance(found, list | tuple) and all(isinstance(text, str) for text in found) else None
+
 
 @dataclass(frozen=True)
 class Sample:

@@ -61,8 +61,8 @@ def grade_rows(rows: Iterable[tuple[Mapping[str, Any], str]], tally: Tally, **se
 
 
 def _grade(block: Sequence[dict[str, Any]], tally: Tally, settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    extra: Any = {"choices": [row["choices"] for row in block]} if any(row["choices"] for row in block) else {}
-    verdicts = grade_many([row["response"] for row in block], [row["answer"] for row in block], **settings, **extra)
+    responses, answers, choices = ([row[name] for row in block] for name in ("response", "answer", "choices"))
+    verdicts = grade_many(responses, answers, choices=choices, **settings)
     for row, verdict in zip(block, verdicts, strict=True):
         yield _count(row, verdict, tally)
 

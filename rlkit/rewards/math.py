@@ -6,18 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlkit import templates
 from rlkit.errors import ConfigError, RewardError
 from rlkit.rewards.base import Reward, RewardOut, finite
-from rlkit.rewards.extract import RULES, check_rules
-from rlkit.rewards.grading import REL_TOL, TIMEOUT_S, grade_many
+from rlkit.rewards.extract import check_rules
+from rlkit.rewards.grading import REL_TOL, TIMEOUT_S, Verdict, grade_many
 from rlkit.types import Prompt, Sample
 
 
 class Math(Reward):
     """A value for each verdict on the final answer.
 
-    "unparsed" means that no final answer was found where ``rules`` allow one; "timeout" that deciding took longer than ``timeout_s``
-    (such an answer is not counted as wrong silently: the share is reported). ``rel_tol`` applies where a side is written as a decimal.
+    "unparsed" means that no final answer was found where ``rules`` allow one (None: as the prompt's template says), "timeout" that deciding
+    took longer than ``timeout_s`` (such an answer is not counted as wrong silently: the share is reported). ``rel_tol`` applies where a side
+    is written as a decimal.
     ``meta["choices"]`` of a prompt are the options of a multiple choice.
 
     Raises:
@@ -34,7 +36,7 @@ class Math(Reward):
         unparsed: float = 0.0,
         timeout: float = 0.0,
         *,
-        rules: Sequence[str] = RULES,
+        rules: Sequence[str] | None = None,
         timeout_s: float = TIMEOUT_S,
         rel_tol: float = REL_TOL,
         name: str = "math",
@@ -45,7 +47,7 @@ class Math(Reward):
             self.values = {verdict: finite(value, name) for verdict, value in given.items()}
         except RewardError as error:
             raise ConfigError(f"Math({', '.join(f'{k}={v!r}' for k, v in given.items())}): {error}") from None
-        self.rules = check_rules(rules)
+        self.rules = None if rules is None else check_rules(rules)
         if not timeout_s > 0:
             raise ConfigError(f"Math.timeout_s is {timeout_s!r}; it must be above 0.")
         if not 0 <= rel_tol < 1:
@@ -58,22 +60,25 @@ class Math(Reward):
         return cls(**({"correct": 1.0, "wrong": -0.5, "unparsed": -1.0, "timeout": -0.5, "rules": ("boxed",)} | settings))  # type: ignore[arg-type]
 
     def score(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> RewardOut:
-        golds, choices = [], []
-        for prompt in prompts:
+        by_rules: dict[tuple[str, ...], list[int]] = {}
+        for i, prompt in enumerate(prompts):
             if prompt.answer is None:
                 raise RewardError(f"Prompt {prompt.id!r} has no answer, which Math needs. Give the task an answer field.")
-            golds.append(prompt.answer)
-            choices.append(_choices(prompt))
-        texts = [s.text for s in samples]
-        found = grade_many(texts, golds, rules=self.rules, timeout_s=self.timeout_s, rel_tol=self.rel_tol, choices=choices)
+            by_rules.setdefault(self.rules or templates.rules(prompt.template), []).append(i)
+        graded: dict[int, Verdict] = {}
+        for rules, where in by_rules.items():  # one pass, unless prompts of several templates are mixed
+            verdicts = grade_many(
+                [samples[i].text for i in where],
+                [prompts[i].answer or "" for i in where],
+                rules=rules,
+                timeout_s=self.timeout_s,
+                rel_tol=self.rel_tol,
+                choices=[prompts[i].choices for i in where],
+            )
+            graded |= dict(zip(where, verdicts, strict=True))
+        found = [graded[i] for i in range(len(prompts))]
         values = np.array([self.values[v.verdict] for v in found], dtype=np.float64)
         return RewardOut(values, tuple(v.verdict for v in found), tuple(v.extracted for v in found))
 
     def __repr__(self) -> str:
         return f"Math({', '.join(f'{k}={v:g}' for k, v in self.values.items())})"
-
-
-def _choices(prompt: Prompt) -> Sequence[str] | None:
-    """The option texts of a multiple choice, A first. A column "choices" of another kind, in a file of one's own, is none of ours."""
-    found = prompt.meta.get("choices")
-    return found if isinstance(found, list | tuple) and all(isinstance(text, str) for text in found) else None

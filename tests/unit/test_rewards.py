@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import cloudpickle
 import numpy as np
 import pytest
@@ -36,6 +38,14 @@ def test_math_rules_are_a_setting():
     assert values(Math(rules="last_number"), ["#### 5", "It is 5 apples"]) == [1, 1]
     with pytest.raises(ConfigError, match="'box', did you mean 'boxed'"):
         Math(rules=("box",))
+
+
+def test_math_follows_the_templates_of_the_prompts():
+    boxed, free = (list(make_shard([["it is 5", r"\boxed{5}"]], ["5"]).samples()) for _ in range(2))
+    prompts = [dataclasses.replace(s.prompt, template="qwen-boxed") for s in boxed] + [s.prompt for s in free]
+    out = Math().score(prompts, [*boxed, *free])
+    assert out.verdicts == ("unparsed", "correct", "correct", "correct")
+    assert Math(rules=("last_number",)).score(prompts, [*boxed, *free]).verdicts[0] == "correct"
 
 
 def test_math_without_an_answer_names_the_prompt():
