@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -163,6 +164,7 @@ def connect(config: str | Path | ClusterSpec | None = None, *, address: str | No
         ClusterError: this kernel is connected to another cluster.
     """
     global _current
+    begun = time.monotonic()
     spec = load_spec(config, address=address, **changes)
     if _current is None and spec.address != "local":
         try_port(parse_address(spec.address), spec.connect_timeout_s)
@@ -176,7 +178,7 @@ def connect(config: str | Path | ClusterSpec | None = None, *, address: str | No
             f"This kernel is connected to Ray at {joining.connected_to()} already, not through rlkit. "
             "Call ray.shutdown() first, or rlkit.connect with that address."
         )
-    _current = _connect_local(spec) if spec.address == "local" else _connect_remote(spec)
+    _current = _connect_local(spec) if spec.address == "local" else _connect_remote(spec, begun)
     return _current
 
 
@@ -254,9 +256,9 @@ def _connect_local(spec: ClusterSpec) -> Cluster:
     return Cluster(spec, found, head, head.dashboard_url).refresh()
 
 
-def _connect_remote(spec: ClusterSpec) -> Cluster:
+def _connect_remote(spec: ClusterSpec, begun: float) -> Cluster:
     target = parse_address(spec.address)
-    found = look(target, spec.token_path, spec.connect_timeout_s)
+    found = look(target, spec.token_path, spec.connect_timeout_s, begun)  # importing Ray took a part of that time
     runtime_env = {
         "py_modules": [str(Path(__file__).resolve().parent)],  # the library and nothing else
         "excludes": ["**/__pycache__"],

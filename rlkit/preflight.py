@@ -133,8 +133,8 @@ def _read(path: Path, named_by: str) -> str:
     return value
 
 
-def look(target: Target, token_path: str | None, timeout_s: float) -> Found:
-    """Find out what answers at ``target``, in at most ``timeout_s``.
+def look(target: Target, token_path: str | None, timeout_s: float, since: float | None = None) -> Found:
+    """Find out what answers at ``target``, in at most ``timeout_s`` (from ``since`` on, a `time.monotonic`, but at least one second).
 
     Raises:
         ConnectError: nothing listens there, or it is not Ray, or it is Ray's other port.
@@ -142,7 +142,8 @@ def look(target: Target, token_path: str | None, timeout_s: float) -> Found:
     """
     import grpc
 
-    deadline = time.monotonic() + timeout_s
+    now = time.monotonic()
+    deadline = now + timeout_s if since is None else max(since + timeout_s, now + 1.0)
     try_port(target, timeout_s)
     with _channel(target) as channel:
         ask = _ask_client if target.kind == "client" else _ask_gcs

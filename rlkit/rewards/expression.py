@@ -523,7 +523,7 @@ def proportional(a: str, b: str, *, positive: bool = False) -> bool | None:
     if x is None or y is None or x.log != y.log or not x.names:
         return None
     if x.names != y.names:
-        return None if x.names ^ y.names <= _CONSTANTS else False
+        return None if _renamed_constant(x.names, y.names) else False
     names, ratios = sorted(x.names), list[float]()
     for point in (*_POSITIVE, *_MIXED_SIGNS):
         try:

@@ -17,10 +17,9 @@ from rlkit.types import Prompt, Sample
 class Math(Reward):
     """A value for each verdict on the final answer.
 
-    "unparsed" means that no final answer was found where ``rules`` allow one (None: as the prompt's template says), "timeout" that deciding
-    took longer than ``timeout_s`` (such an answer is not counted as wrong silently: the share is reported). ``rel_tol`` applies where a side
-    is written as a decimal.
-    ``meta["choices"]`` of a prompt are the options of a multiple choice.
+    "unparsed" means that no final answer was found where ``rules`` allow one (None: as the prompt's template says), "timeout" that
+    deciding took longer than ``timeout_s`` (such an answer is not counted as wrong silently: the share is reported). ``rel_tol`` applies
+    where a side is written as a decimal. ``meta["choices"]`` of a prompt are the options of a multiple choice.
 
     Raises:
         ConfigError: an unknown rule, a value that is not finite, a time limit of 0 or below.
