@@ -83,7 +83,7 @@ def _reversed(gold: str) -> str:
     text = _bare(gold)
     if (
         "," not in text
-        or re.search(r"[()\[\]]|\\text|\\cup|\\begin|[A-Za-z]{2} |=|\\!|\d,\d{3}(?!\d)", text)
+        or re.search(r"[()\[\]]|\\text|\\\{|\\cup|\\begin|[A-Za-z]{2} |=|\\!|\d,\d{3}(?!\d)", text)
         or text.count("{") != text.count("}")
     ):
         return gold

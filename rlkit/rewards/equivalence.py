@@ -58,6 +58,8 @@ def clean(text: str) -> str:
                 inner = text[len(left) : -len(right)]
                 if left not in inner:
                     text = inner.strip()
+        if text.startswith("$") and text.count("$") == 2 and len(text) > 2:  # "$5$ ft"
+            text = text.replace("$", "")
         if text.startswith(("\\boxed{", "\\fbox{")) and text.endswith("}"):
             text = text[text.index("{") + 1 : -1]
         if text == before:
@@ -347,7 +349,30 @@ def _kind(text: str) -> str | None:
     return None
 
 
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+
+
+def _lacks_a_variable(a: str, g: str) -> bool:
+    """Whether one side has a variable that the other, which the grammar may not read, does not mention at all."""
+    for text, other in ((a, g), (g, a)):
+        sides = [expression.parse(side.strip()) for side in text.split("=")]
+        said, commands = _name(_COMMAND.sub(" ", other)), set(_COMMAND.findall(other))
+        for side in sides:
+            if None in sides or side is None:
+                break
+            names = side.names - expression.CONSTANTS
+            if any((name not in commands if name[0] == "\\" else name.lower() not in said) for name in names if "\\" not in name[1:]):
+                return True
+    return False
+
+
 def _by_value(a: str, g: str, rel_tol: float) -> bool | None:
+    """As `_same_value`, and False where one side has a variable that the other lacks."""
+    found = _same_value(a, g, rel_tol)
+    return False if found is None and _lacks_a_variable(a, g) else found
+
+
+def _same_value(a: str, g: str, rel_tol: float) -> bool | None:
     """The verdict on two expressions, or on two equations that are multiples of each other; None when it takes a symbolic comparison."""
     if _RELATION.search(a) or _RELATION.search(g):
         x, y = _difference(a), _difference(g)
@@ -363,7 +388,10 @@ def _by_value(a: str, g: str, rel_tol: float) -> bool | None:
         return False if "^" in left and expression.parse(left) is not None else None
     if "=" in right_a or "=" in right_g or left_a[-1:] in tuple("<>!\\") or left_g[-1:] in tuple("<>!\\"):
         return None
-    return expression.proportional(f"({left_a})-({right_a})", f"({left_g})-({right_g})")
+    found = expression.proportional(f"({left_a})-({right_a})", f"({left_g})-({right_g})")
+    if found is None and not any((e := expression.parse(t)) is None or e.names for t in (right_a, right_g)):
+        return False if expression.same(right_a, right_g, rel_tol) is False else None  # "|A| = -6": what the left is worth differs
+    return found
 
 
 def _difference(text: str) -> tuple[str, str] | None:
@@ -382,8 +410,9 @@ def _sides(a: str, g: str) -> tuple[str, str] | None:
     left_a, right_a = _split_equation(a)
     left_g, right_g = _split_equation(g)
     if left_a is not None and left_g is not None:
-        x, y = left_a.replace(" ", "").lower(), left_g.replace(" ", "").lower()
-        return (right_a, right_g) if x == y or (_GRAPH.fullmatch(x) and _GRAPH.fullmatch(y)) else None
+        x, y = _name(left_a), _name(left_g)
+        alike = x == y or (_GRAPH.fullmatch(x) and _GRAPH.fullmatch(y)) or (_is_words(left_a) or _is_words(left_g))
+        return (right_a, right_g) if alike else None
     if left_a is not None and "=" not in g:
         return right_a, g
     if left_g is not None and "=" not in a:
@@ -398,7 +427,15 @@ def _other_unknowns(a: str, g: str) -> bool:
     """Whether both say what one unknown is, another one each, and neither speaks of the other's: ``x = 5`` and ``y = 5``."""
     left_a, right_a = _split_equation(a)
     left_g, right_g = _split_equation(g)
-    return left_a is not None and left_g is not None and left_a != left_g and left_a not in right_g and left_g not in right_a
+    if left_a is None or left_g is None:
+        return False
+    x, y = _name(left_a), _name(left_g)
+    return x != y and x not in _name(_COMMAND.sub(" ", right_g)) and y not in _name(_COMMAND.sub(" ", right_a))
+
+
+def _name(text: str) -> str:
+    """``a_{n}`` and ``A_n`` alike."""
+    return text.translate(str.maketrans("", "", " {}")).lower()
 
 
 def _split_equation(text: str) -> tuple[str | None, str]:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 MAX_BITS = 8192  # of an exact numerator or denominator
-MAX_TOKENS = 400
+MAX_TOKENS = 250
 MAX_NESTING = 40
 SAME, DIFFERENT = 1e-10, 1e-7  # relative differences below which floats are the same, above which they are not
 
@@ -61,7 +61,7 @@ _SIGNS = {"×": "*", "÷": "/", "·": "*", "−": "-"}
 _COMMANDS = {"cdot": "*", "times": "*", "div": "/", "ast": "*", "lvert": "|", "rvert": "|", "vert": "|", "lbrack": "[", "rbrack": "]"}
 _IGNORED = {"left", "right", "displaystyle", "limits", "quad", "qquad", "big", "Big", "bigl", "bigr", "Bigl", "Bigr"}
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
-_CONSTANTS = frozenset(("c", "C", "k", "K"))  # names of arbitrary constants
+CONSTANTS = frozenset(("c", "C", "k", "K"))  # names of arbitrary constants
 _POSITIVE = (0.7310585, 1.3862943, 2.2360679, 3.6056931, 5.1961524)
 _MIXED_SIGNS = (-1.2345678, 0.4567891, -2.7453921)
 
@@ -338,7 +338,7 @@ def parse(text: str) -> Expression | None:
     try:
         parser = _Parser(_tokens(text))
         tree = parser.sum()
-    except Unsure:
+    except (Unsure, RecursionError):  # RecursionError: the caller's own stack was deep already
         return None
     if parser.at < len(parser.tokens):
         return None
@@ -356,7 +356,7 @@ def evaluate(node: Node, at: Mapping[str, float]) -> Value:
         return _bounded(_evaluate(node, at))
     except ZeroDivisionError:
         raise Undefined from None
-    except (OverflowError, ValueError):  # ValueError: cmath's domain errors
+    except (OverflowError, ValueError, RecursionError):  # ValueError: cmath's domain errors
         raise Unsure from None
 
 
@@ -492,7 +492,7 @@ def same(a: str, b: str, rel_tol: float = 0.0) -> bool | None:
 def _renamed_constant(x: frozenset[str], y: frozenset[str]) -> tuple[str, str] | None:
     """The one arbitrary constant that has another name on the other side: ``x^2 + C`` and ``x^2 + c``."""
     only_x, only_y = x - y, y - x
-    if len(only_x) == len(only_y) == 1 and only_x | only_y <= _CONSTANTS:
+    if len(only_x) == len(only_y) == 1 and only_x | only_y <= CONSTANTS:
         return next(iter(only_x)), next(iter(only_y))
     return None
 

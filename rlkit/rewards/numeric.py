@@ -42,6 +42,7 @@ _TEXT = re.compile(r"\\(?:text|mathrm|textrm|mbox|operatorname|textbf|mathbf|tex
 _DEGREE = re.compile(r"\^\{?\\?(?:circ|degree)\}?|\\degree|°|\bdegrees?\b")
 _WORD = re.compile(r"\\[A-Za-z]+|[eExX](?=[-+^{]?\d)|[A-Za-zµμΩ一-鿿℃]+")
 _UNIT = re.compile(r"[A-Za-zµμΩ一-鿿℃.\s/*·^{}()²³0-9-]+")
+_LIST = re.compile(r"\d, +\d")  # "40, 200" is two numbers
 _TERM = re.compile(r"(?<![\^{])-\s*\d|\s-\s")  # "n - 2" goes on with a term, "m^{-2}" is a unit
 
 _SCALE = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -61,6 +62,8 @@ def parse(text: str) -> Number | None:
     if _SIMPLE.fullmatch(text):
         return Number(Fraction(int(text)), False, False, "")
     if len(text) > 4 * MAX_DIGITS:
+        return None
+    if _LIST.search(text):
         return None
     text = text.replace("−", "-").replace("–", "-").replace("{,}", ",").replace("，", ",")
     text = _FRAC_SHORT.sub(_full_frac, _SPACES.sub(" ", text)).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
