@@ -128,7 +128,7 @@ def _compare(a: str, g: str, rel_tol: float, leaf: Leaf | None) -> Decision:
         return _compare_elements(*parts, rel_tol, leaf)
     if (target is not None and _is_words(a)) or (number is not None and _is_words(g)):
         return Decision(False, "text")
-    if len(_PROSE.findall(g)) >= 3:  # a formula inside of a sentence is not the answer, the sentence is
+    if sum(word not in _FUNCTIONS for word in _PROSE.findall(g)) >= 3:  # a formula inside of a sentence is not the answer, the sentence is
         return Decision(_letters(a) == _letters(g), "text")
     kinds = {_kind(a), _kind(g)}
     if len(kinds) == 2 and None not in kinds and not kinds <= _RANGES:

@@ -110,6 +110,7 @@ MORE_SAME = [
     (r"\sqrt{1/n}", r"\frac{1}{\sqrt{n}}"),
     (r"\sin 2x", r"2\sin x\cos x"), (r"\frac{1}{x^{2}}", "x^{-2}"), ("2(n-1)", "2n-2"), (r"|x-1|", r"|1-x|"), ("-(a-b)", "b-a"),
     (r"e^{i\pi}", "-1"),
+    ("tan x + sin x + cos x", "sin x + cos x + tan x"),
     ("200, 40", "40, 200"), ("a_{n} = 2n", "a_n = n+n"), ("Area = 12", "A = 12"), ("$5$ ft", "5"),
     ("x^2+C", "x^2+c"), ("ab", "ba"), (r"\alpha+\beta", r"\beta+\alpha"), ("a_1+a_2", "a_{2}+a_{1}"),
     # numerals with a base
