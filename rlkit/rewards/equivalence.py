@@ -85,7 +85,7 @@ def depth(text: str) -> int:
 
 def compare(answer: str, gold: str, *, rel_tol: float = 1e-4, leaf: Leaf | None = None, options: Sequence[str] | None = None) -> Decision:
     """Whether ``answer`` is the same final answer as ``gold``, and the rule that decided. ``options``: the texts of A, B, C, ..."""
-    if options and (chosen := _choose(answer, gold, options, rel_tol, leaf)) is not None:
+    if options and (chosen := _choose(answer, _as_letter(gold, options), options, rel_tol, leaf)) is not None:
         return chosen
     if answer == gold:
         return Decision(True, "exact")
@@ -143,6 +143,13 @@ def _compare(a: str, g: str, rel_tol: float, leaf: Leaf | None) -> Decision:
     if leaf is None:
         return Decision(None, "symbolic")
     return Decision(leaf(a, g), "symbolic")
+
+
+def _as_letter(gold: str, options: Sequence[str]) -> str:
+    """The letter of a gold answer that is written as the text of one of the options; else the gold itself."""
+    if _letter(clean(gold), len(options)) is not None or list(options).count(gold) != 1:
+        return gold
+    return chr(ord("A") + list(options).index(gold))
 
 
 def _choose(answer: str, gold: str, options: Sequence[str], rel_tol: float, leaf: Leaf | None) -> Decision | None:

@@ -65,8 +65,8 @@ def grade_many(
 
     ``rules`` names where a final answer may stand (see `rlkit.rewards.extract.RULES`); the first that finds one wins. ``timeout_s`` is
     the limit of one symbolic comparison, in seconds of computing. ``rel_tol`` applies where one side is written as a decimal.
-    ``choices`` gives for each item the texts of its options A, B, C, ... (None: it has none): where the gold is a letter, the option's
-    text counts as the letter.
+    ``choices`` gives for each item the texts of its options A, B, C, ... (None: it has none): a letter and its
+    option's text are then one answer, whichever the gold is.
 
     Raises:
         ConfigError: an unknown extraction rule, or none.

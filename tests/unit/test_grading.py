@@ -292,6 +292,16 @@ def test_choices_are_an_items_own():
     texts = [("1", "2"), None, ("2", "1")]
     found = grade_many([box("2")] * 3, ["B", "2", "B"], choices=texts)
     assert [v.verdict for v in found] == ["correct", "correct", "wrong"]
+    for answer, right in (
+        ("B", True),
+        ("(B) cup", True),
+        ("cup", True),
+        ("the cup", True),
+        ("A", False),
+        ("bowl", False),
+        ("B) bowl", True),
+    ):
+        assert (grade(box(answer), "cup", choices=["bowl", "cup"]).verdict == "correct") is right, answer  # a gold that is an option's text
     assert grade(box("15"), "C").verdict == "wrong"  # without the options nobody can know
     twice = grade(box("5"), "A", choices=("5", "5", "6"))
     assert twice.verdict == "wrong"  # two options have this text
