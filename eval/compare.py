@@ -20,6 +20,8 @@ class Comparison:
     a: Evaluation
     b: Evaluation
     n_problems: int
+    before: float  # accuracy of a on the problems that both have
+    after: float  # accuracy of b on them
     difference: float  # mean accuracy of b less that of a
     low: float  # 95 % interval of the difference, paired by problem
     high: float
@@ -51,7 +53,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         return (
-            f"Comparison({self.a.dataset}: {self.a.accuracy:.1%} -> {self.b.accuracy:.1%}, {self.difference:+.1%} "
+            f"Comparison({self.a.dataset}: {self.before:.1%} -> {self.after:.1%}, {self.difference:+.1%} "
             f"[{self.low:+.1%}, {self.high:+.1%}] on {self.n_problems} problems, {len(self.gained)} gained, {len(self.lost)} lost, "
             f"p {self.p_value:.2g})"
         )
@@ -69,6 +71,9 @@ def compare(a: Evaluation | str | Path, b: Evaluation | str | Path) -> Compariso
     Raises:
         DataError: different sets, a problem whose question or answer differs, or nothing in common.
     """
+    for x in (a, b):
+        if not isinstance(x, Evaluation | str | Path):
+            raise DataError(f"compare() takes two evaluations of one set each, or their folders; it was given {type(x).__name__}.")
     a, b = (x if isinstance(x, Evaluation) else load(x) for x in (a, b))
     if (a.dataset, a.split) != (b.dataset, b.split):
         raise DataError(f"These are different sets: {a.dataset}/{a.split} and {b.dataset}/{b.split}.")
@@ -85,4 +90,5 @@ def compare(a: Evaluation | str | Path, b: Evaluation | str | Path) -> Compariso
     difference, low, high = paired(before, after)
     gained = tuple(name for name, x, y in zip(common, before, after, strict=True) if y > x)
     lost = tuple(name for name, x, y in zip(common, before, after, strict=True) if y < x)
-    return Comparison(a, b, len(common), difference, low, high, sign_test(len(gained), len(lost)), gained, lost)
+    chance = sign_test(len(gained), len(lost))
+    return Comparison(a, b, len(common), float(before.mean()), float(after.mean()), difference, low, high, chance, gained, lost)

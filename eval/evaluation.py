@@ -17,13 +17,13 @@ import numpy as np
 from rlkit import templates
 from rlkit.config import EngineSpec, as_plain
 from rlkit.context import derive_seed
-from rlkit.errors import ConfigError, DataError, TooLongError, nearest
+from rlkit.errors import ConfigError, DataError, RewardError, TooLongError, nearest
 from rlkit.eval import catalog
-from rlkit.eval.metrics import METRICS, Metric, grade_responses
-from rlkit.eval.result import Evaluation, Evaluations, summarize
+from rlkit.eval.metrics import METRICS, Metric, check_metric, grade_responses
+from rlkit.eval.result import Evaluation, Evaluations, load, summarize
 from rlkit.eval.sources import Live, Saved, Source
 from rlkit.eval.spec import EvalSpec, cache_key, code_of
-from rlkit.eval.store import Store, folder_name
+from rlkit.eval.store import SUMMARY, Store, folder_name
 from rlkit.tasks import Tasks, load_tasks
 from rlkit.types import Prompt
 
@@ -74,7 +74,15 @@ def evaluate(
         RewardError: a problem without an answer, or a metric that failed.
     """
     spec, engine = _settings(settings)
+    if output is not None and not str(output).strip():
+        raise ConfigError("output is empty; name a folder.")
+    if metric is not None:
+        check_metric(metric)
     sets = [_dataset(d, split, data_dir, spec) for d in _names(data, split, data_dir)]
+    for s in sets:
+        nameless = next((p.id for p in s.prompts if p.answer is None), None)
+        if nameless is not None and metric is None and s.name not in METRICS:
+            raise RewardError(f"Problem {nameless!r} has no answer to grade against; give the task an answer field, or a metric.")
     show = sys.stderr.isatty() or "ipykernel" in sys.modules if progress is None else progress
     single = isinstance(data, Tasks) or (isinstance(data, str) and len(sets) == 1 and data.strip() != "all")
     if hasattr(model, "generate"):
@@ -110,6 +118,8 @@ def _names(data: Any, split: str, data_dir: Any) -> list[str | Tasks]:
         if "/" in text or Path(text).suffix:  # a path, or an id on the hub
             return [text]
         return list(catalog.resolve(text, split=split, data_dir=data_dir))
+    if not isinstance(data, list | tuple):
+        raise DataError(f"evaluate() takes a set's name, a path, a Tasks, or a list of these; it was given {type(data).__name__}.")
     items = list(data)
     if not items:
         raise DataError("evaluate() was given no data set.")
@@ -172,6 +182,8 @@ def _one(source: Source, data: _Set, spec: EvalSpec, output: Any, resume: bool, 
     store: Store | None = None
     if output is not None:
         folder = Path(output).expanduser() / folder_name(source.name) / f"{folder_name(data.name)}-{folder_name(data.split)}-{key}"
+        if resume and (folder / SUMMARY).is_file() and (finished := load(folder)).key == key:
+            return finished
         store = Store(folder, key, config, spec.n)
     spent: dict[str, float] = store.spent if store is not None else {"rollout_s": 0.0, "grading_s": 0.0, "tokens": 0}
     with store.open(resume) if store is not None else contextlib.nullcontext({}) as done:

@@ -94,6 +94,8 @@ def run(args: argparse.Namespace) -> Any:
         key, equals, value = pair.partition("=")
         if not equals:
             raise ConfigError(f"--engine_arg {pair!r} is not KEY=VALUE.")
+        if key.strip() in settings:
+            raise ConfigError(f"--engine_arg {pair!r}: --{key.strip()} is an option of its own.")
         settings[key.strip()] = convert(key.strip(), value, None)
     found = evaluate(
         args.model_path,

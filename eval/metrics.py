@@ -31,9 +31,20 @@ def register_metric(dataset: str, metric: Metric) -> None:
     Raises:
         ConfigError: ``metric`` is not a function.
     """
+    if not isinstance(dataset, str):
+        raise ConfigError(f"register_metric({dataset!r}, ...): the first argument is the data set's name.")
+    METRICS[dataset] = check_metric(metric)
+
+
+def check_metric(metric: Any) -> Metric:
+    """``metric`` itself.
+
+    Raises:
+        ConfigError: it is not a function.
+    """
     if not callable(metric):
-        raise ConfigError(f"register_metric({dataset!r}, ...): the metric must be a function (response, prompt) -> bool; it is {metric!r}.")
-    METRICS[dataset] = metric
+        raise ConfigError(f"A metric must be a function (response, prompt) -> bool; it is {metric!r}.")
+    return metric  # type: ignore[no-any-return]
 
 
 def grade_responses(
@@ -94,11 +105,11 @@ class _Call:
 
 
 def _verdict(value: Any, name: str, prompt: Prompt) -> Verdict:
-    if isinstance(value, Verdict):
+    if isinstance(value, Verdict) and value.verdict in VERDICTS:
         return value
     if isinstance(value, str) and value in VERDICTS:
         return Verdict(value, None, name)
-    if isinstance(value, bool) or type(value).__name__ == "bool_":  # NumPy's as well
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):  # NumPy's as well
         return Verdict("correct" if value else "wrong", None, name)
     raise RewardError(
         f"The metric {name!r} returned {value!r} for problem {prompt.id!r}; it must return True, False, one of {', '.join(VERDICTS)}, "

@@ -240,6 +240,8 @@ def load(folder: str | Path) -> Evaluation:
     Raises:
         DataError: it is no such folder, or the evaluation was stopped before its end.
     """
+    if not isinstance(folder, str | Path):
+        raise DataError(f"load() takes an evaluation's folder; it was given {folder!r}.")
     folder = Path(folder)
     path = folder / store.SUMMARY
     if not path.is_file():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 import uuid
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from rlkit import localhead
 from rlkit.config import EngineSpec, as_plain
 from rlkit.context import Owner
 from rlkit.eval.spec import engine_facts
@@ -93,8 +98,9 @@ class Saved(Source):
             elif (held := current()) is not None:
                 self._cluster = held
             else:  # one of its own, so that ending it takes nothing from anybody
-                spec = load_spec(_config_here())
-                self._cluster, self._own = connect(spec.but(name=f"eval-{uuid.uuid4().hex[:8]}", dashboard=False)), True
+                _end_orphans()
+                name = f"eval-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+                self._cluster, self._own = connect(load_spec(_config_here()).but(name=name, dashboard=False)), True
             self._owner = Owner(f"eval-{uuid.uuid4().hex[:8]}", cluster=self._cluster)
             self._made = Sampler.start(self._path, self._spec, self._owner)
         return self._made
@@ -104,8 +110,18 @@ class Saved(Source):
 
         if self._own:
             self._cluster.shutdown()
+            localhead.forget(self._cluster.spec.name)
         elif self._owner is not None:
             actors.end(actors.started_with(self._owner.namespace, ""))
+
+
+def _end_orphans() -> None:
+    """End the clusters of evaluations that were killed; nobody else uses them."""
+    for head in localhead.living():
+        made_by = re.fullmatch(r"eval-(\d+)-[0-9a-f]+", head.name)
+        if made_by and not psutil.pid_exists(int(made_by[1])):
+            localhead.stop(head.name)
+            localhead.forget(head.name)
 
 
 def _config_here() -> str:

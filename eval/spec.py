@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rlkit.config import Spec, as_plain
+from rlkit.errors import ConfigError
 from rlkit.rewards.extract import check_rules
 from rlkit.rewards.grading import REL_TOL, TIMEOUT_S, VERSION
 
@@ -36,6 +39,8 @@ class EvalSpec(Spec):
         self._need_at_least(1, "n", "max_tokens", "limit")
         self._need_at_least(0, "temperature", "shots", "top_k")
         self._need_positive("timeout_s")
+        for name in ("temperature", "timeout_s"):
+            self._need(math.isfinite(getattr(self, name)), name, "a finite number")
         self._need(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
         self._need(0 <= self.rel_tol < 1, "rel_tol", "from 0 to below 1")
         self._need(self.temperature > 0 or self.n == 1, "n", "1 at temperature 0, where all samples of a problem are the same")
@@ -56,12 +61,22 @@ def cache_key(spec: EvalSpec, **facts: Any) -> str:
 
 
 def code_of(fn: Callable[..., Any]) -> str:
-    """What identifies a user's function in a key: its source text, or its byte code where there is no source."""
+    """What identifies a user's function in a key: its source text where there is one, and its pickle, which holds the values that it closes
+    over, the globals of its cell that it reads, and the state of an object.
+
+    Raises:
+        ConfigError: it cannot be pickled, and so not be sent to a grading process either.
+    """
+    import cloudpickle
+
     try:
-        return inspect.getsource(fn)
+        source = inspect.getsource(fn)
     except (OSError, TypeError):
-        code = getattr(fn, "__code__", None)
-        return repr(fn) if code is None else f"{code.co_code.hex()} {code.co_consts!r} {code.co_names!r}"
+        source = ""
+    try:
+        return f"{source} {hashlib.sha256(cloudpickle.dumps(fn)).hexdigest()}"
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise ConfigError(f"The metric {getattr(fn, '__name__', fn)!r} cannot be sent to a grading process: {error}.") from error
 
 
 def engine_facts(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:

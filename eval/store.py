@@ -13,6 +13,7 @@ from typing import Any
 
 from rlkit.errors import DataError
 
+FIELDS = {"id": str, "sample": int, "question": str, "response": str, "tokens": int, "finish": str, "verdict": str, "rule": str}
 SAMPLES, CONFIG, SUMMARY, REPORT = "samples.jsonl", "config.json", "summary.json", "report.md"
 
 
@@ -33,11 +34,10 @@ class Store:
         Raises:
             DataError: another process evaluates into this folder, or the folder is another evaluation's.
         """
-        try:
+        with _writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(f"The evaluation's folder {self.folder} cannot be made: {error.strerror}.") from error
-        with (self.folder / ".lock").open("w") as lock:
+            lock = (self.folder / ".lock").open("w")
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -51,7 +51,8 @@ class Store:
         self.spent["rollout_s"] += rollout_s
         self.spent["grading_s"] += grading_s
         self.spent["tokens"] += sum(row["tokens"] for row in rows)
-        with (self.folder / SAMPLES).open("a", encoding="utf-8") as out:
+        path = self.folder / SAMPLES
+        with _writing(path), path.open("a", encoding="utf-8", errors="backslashreplace") as out:
             out.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
             out.flush()
             os.fsync(out.fileno())
@@ -70,13 +71,14 @@ class Store:
             held = json.loads(config.read_text(encoding="utf-8"))
         except ValueError as error:
             raise DataError(f"{config} cannot be read ({error}); remove the folder to evaluate again.") from error
-        if held.get("key") != self.key:
-            raise DataError(f"{self.folder} holds another evaluation (key {held.get('key')}, not {self.key}); choose another output.")
-        self.spent |= held.get("spent", {})
+        key = held.get("key") if isinstance(held, dict) else None
+        if key != self.key:
+            raise DataError(f"{self.folder} holds another evaluation (key {key}, not {self.key}); choose another output.")
+        self.spent |= {k: v for k, v in (held.get("spent") or {}).items() if k in self.spent and isinstance(v, int | float)}
         found: dict[str, list[dict[str, Any]]] = {}
         for row in rows_of(self.folder / SAMPLES):
             found.setdefault(row["id"], []).append(row)
-        return {name: rows for name, rows in found.items() if len(rows) == self.n}
+        return {name: rows for name, rows in found.items() if [row["sample"] for row in rows] == list(range(self.n))}
 
     def _write_all(self, done: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Start from what is whole: what was being written when the process was killed is dropped."""
@@ -97,23 +99,46 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         try:
-            yield json.loads(line)
+            row = json.loads(line.decode("utf-8"))
         except ValueError as error:
             if number == len(lines):  # no newline after it
                 return
             raise DataError(f"{path}, line {number}: not valid JSON: {error}.") from error
+        wrong = [name for name, kind in FIELDS.items() if not isinstance(row, dict) or not isinstance(row.get(name), kind)]
+        if wrong:
+            raise DataError(f"{path}, line {number}: no sample of an evaluation ({', '.join(wrong)}); remove the file to sample again.")
+        yield row
 
 
 def replace(path: Path, text: str) -> None:
     """Write ``path`` at once: it holds the old text or the new one, also after a crash."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    with _writing(path):
+        try:
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")
+            os.replace(part, path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raises:
+    DataError: in place of an OSError of the block, such as a full disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror}. What was there before is kept; the same call goes on.") from error
 
 
 def folder_name(text: str) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -159,9 +160,17 @@ def _grade(args: argparse.Namespace) -> int:
     if args.rules is not None:
         settings["rules"] = tuple(args.rules.split(","))
     tally = Tally()
-    with nullcontext(sys.stdout) if args.output is None else open(args.output, "w", encoding="utf-8") as out:
-        for row in grade_rows(file_rows(path), tally, **settings):
-            print(json.dumps(row, ensure_ascii=False), file=out)
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # half a surrogate pair becomes a JSON escape
+    try:
+        with nullcontext(sys.stdout) if args.output is None else open(args.output, "w", encoding="utf-8", errors="backslashreplace") as out:
+            for row in grade_rows(file_rows(path), tally, **settings):
+                print(json.dumps(row, ensure_ascii=False), file=out)
+            out.flush()
+    except BrokenPipeError:  # whoever read the rows has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        raise DataError(f"The verdicts cannot be written to {args.output or 'stdout'}: {error.strerror}.") from error
     if not tally.rows:
         raise DataError(f"{path} has no rows.")
     print("\n".join(tally.lines()), file=sys.stderr)

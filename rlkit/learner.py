@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlkit import actors
+from rlkit import actors, models
 from rlkit.config import TrainSpec
 from rlkit.context import Owner
 from rlkit.errors import RlkitError, RunError, SpecChangedError
@@ -53,8 +53,7 @@ class Learner:
         from rlkit.zero import ds_config
 
         ds_config.make(spec, 1, 1)  # refuse bad DeepSpeed settings before anything starts
-        if Path(model).expanduser().is_dir():
-            model = str(Path(model).expanduser().resolve())  # the ranks' working directory is another one
+        model = models.absolute(model)
         living = actors.find(NAME, owner.namespace)
         if living is not None:
             learner = cls.attach(owner)

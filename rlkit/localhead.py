@@ -120,6 +120,12 @@ def stop(name: str) -> bool:
         return was_alive
 
 
+def forget(name: str) -> None:
+    """Remove the log and the lock file of a head that has ended and whose name will not be used again."""
+    for suffix in ("log", "lock"):
+        (_folder() / f"{name}.{suffix}").unlink(missing_ok=True)
+
+
 def settings(spec: ClusterSpec) -> dict[str, Any]:
     return {key: dict(value) if key == "env" else value for key, value in spec.as_dict().items() if key in HEAD_SETTINGS}
 

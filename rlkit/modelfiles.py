@@ -86,16 +86,22 @@ def read_header(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def fingerprint(path: Path) -> str:
-    """16 hex digits over config.json and the weight files: names, sizes and content.
+    """16 hex digits over all that decides what a model says: its configs, its tokenizer with the chat template, and its weight files.
 
     Weight files over 64 MiB are sampled: their header and 4 KiB from the middle of each tensor, so that even a large model takes
     well under a second, and a change to any one trained tensor shows.
     """
     digest = hashlib.blake2b(digest_size=8)
-    for file in (path / "config.json", *weight_files(path)):
+    for file in (*_text_files(path), *weight_files(path)):
         stat = file.stat()
         digest.update(f"{file.name}\0{stat.st_size}\0{_digest(file, stat.st_mtime_ns, stat.st_size)}\0".encode())
     return digest.hexdigest()
+
+
+def _text_files(path: Path) -> list[Path]:
+    """Configs, tokenizer and chat template, in a fixed order. The index of sharded weights says nothing that the weights do not."""
+    found = [f for f in path.iterdir() if f.suffix in (".json", ".jinja", ".model", ".txt") and not f.name.endswith(".index.json")]
+    return sorted(found, key=lambda f: f.name)
 
 
 @functools.lru_cache(maxsize=1024)

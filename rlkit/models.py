@@ -75,6 +75,13 @@ def resolve(model: str | Path) -> ModelPath:
     return ModelPath(path, name, fingerprint(path))
 
 
+def absolute(model: str | Path) -> str:
+    """``model`` as a process with another working directory finds it: a folder by its whole path, all else as it is."""
+    text = str(model)
+    folder = Path(text).expanduser()
+    return str(folder.resolve()) if text not in NAMES and folder.is_dir() else text
+
+
 def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> Any:
     """The transformers tokenizer in a model's folder, with a padding token (the end-of-sequence token where it has none).
 

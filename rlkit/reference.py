@@ -11,12 +11,11 @@ import itertools
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlkit import actors
+from rlkit import actors, models
 from rlkit.config import Spec
 from rlkit.context import Owner
 from rlkit.errors import RlkitError, SpecChangedError
@@ -76,8 +75,7 @@ class Reference:
         """
         spec = (spec or ReferenceSpec()).but(**settings)
         owner = owner or Owner("reference")
-        if Path(model).expanduser().is_dir():
-            model = str(Path(model).expanduser().resolve())  # the actors' working directory is another one
+        model = models.absolute(model)
         living = _living(owner.namespace)
         if living and not restart:
             known = [_info(h) for h in living]

@@ -119,6 +119,8 @@ class Run(Parts):
         """
         from rlkit.steps import check_logged
 
+        if not isinstance(step, int) or isinstance(step, bool):
+            raise RunError(f"run.log({step!r}, ...): the first argument is the step, as run.steps(...) gives it.")
         batch = scored if isinstance(scored, Batch) else None
         scored = scored.scored if isinstance(scored, Batch) else scored
         check_logged(scored, stats)

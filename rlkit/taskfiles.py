@@ -131,7 +131,7 @@ def _jsonl_rows(path: Path) -> Rows:
                 if not text.strip():
                     continue
                 row = json.loads(text)
-            except ValueError as error:  # of both steps
+            except (ValueError, RecursionError) as error:  # of both steps; nested too deep
                 raise DataError(f"{where}: not valid JSON: {error}. Every line of a JSONL file is one JSON object.") from error
             if not isinstance(row, dict):
                 raise DataError(f"{where}: a JSON {type(row).__name__} where an object with fields should be.")

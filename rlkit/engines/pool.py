@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
-from rlkit import actors
+from rlkit import actors, models
 from rlkit.config import EngineSpec, as_plain
 from rlkit.engines import engine_class
 from rlkit.engines.settings import environment
@@ -17,8 +16,7 @@ ON_DRIVER = ("start_timeout_s", "rollout_timeout_s", "sync_timeout_s")  # settin
 
 def start(model: str, spec: EngineSpec, space: str, *, restart: bool, version: int | None) -> tuple[list[Any], list[dict[str, Any]]]:
     """The handles of all engines of ``spec`` in namespace ``space``, and what each says of itself; see `rlkit.sampler.Sampler.start`."""
-    if Path(model).expanduser().is_dir():
-        model = str(Path(model).expanduser().resolve())  # the engines' working directory is another one
+    model = models.absolute(model)
     living = {n: h for n in actors.names(space) if n.startswith("engine-") and (h := actors.find(n, space)) is not None}
     if restart:
         actors.end(list(living.values()))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlkit.errors import DataError, nearest
+from rlkit.errors import ConfigError, DataError, nearest
 from rlkit.formats import FORMATS
-from rlkit.rewards.grading import VERDICTS, Verdict, grade_many
+from rlkit.rewards.grading import REL_TOL, TIMEOUT_S, VERDICTS, Verdict, grade_many
 
 BLOCK = 2000  # rows that are graded together
 FIELDS = ("answer", "response", "dataset", "id", "expected", "choices")
@@ -51,6 +52,7 @@ def grade_rows(rows: Iterable[tuple[Mapping[str, Any], str]], tally: Tally, **se
     Raises:
         DataError: a row without an answer or a response, or with another value than these; says where.
     """
+    check_settings(**{k: v for k, v in settings.items() if k in ("timeout_s", "rel_tol")})
     block: list[dict[str, Any]] = []
     for number, (row, where) in enumerate(rows, 1):
         block.append(_read(row, where, number))
@@ -58,6 +60,16 @@ def grade_rows(rows: Iterable[tuple[Mapping[str, Any], str]], tally: Tally, **se
             yield from _grade(block, tally, settings)
             block = []
     yield from _grade(block, tally, settings)
+
+
+def check_settings(timeout_s: float = TIMEOUT_S, rel_tol: float = REL_TOL) -> None:
+    """Raises:
+    ConfigError: a limit of time that is none, or a tolerance that takes different numbers for equal.
+    """
+    if not 0 < timeout_s < math.inf:
+        raise ConfigError(f"timeout_s is {timeout_s!r}; it must be a finite number above 0.")
+    if not 0 <= rel_tol < 1:
+        raise ConfigError(f"rel_tol is {rel_tol!r}; it must be from 0 to below 1.")
 
 
 def _grade(block: Sequence[dict[str, Any]], tally: Tally, settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -104,16 +116,16 @@ def _gold(answer: str, dataset: Any, where: str) -> str:
     """The gold answer; taken out of the set's way of writing it where it stands so."""
     if dataset is None:
         return answer
-    if dataset not in FORMATS:
+    if not isinstance(dataset, str) or dataset not in FORMATS:
         raise DataError(f"{where}: there is no dataset {dataset!r}{nearest(str(dataset), FORMATS) or '.'} Known: {', '.join(FORMATS)}.")
     read = FORMATS[dataset].read
     return (read("", answer)[1] or answer) if read is not None else answer
 
 
 def _expected(value: Any, where: str) -> str | None:
-    if value is None or value in VERDICTS:
+    if value is None or (isinstance(value, str) and value in VERDICTS):
         return value
-    if isinstance(value, bool) or value in (0, 1):
+    if isinstance(value, bool | int) and value in (0, 1):
         return "correct" if value else "wrong"
     raise DataError(f"{where}: 'expected' is {value!r}; it must be true, false or one of {', '.join(VERDICTS)}.")
 

@@ -1,6 +1,8 @@
 """`rlkit grade`: rows in, verdicts out."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -69,3 +71,40 @@ def test_wrong_calls(tmp_path, capsys):
     assert main(["grade", str(rows), "-o", str(rows)]) == 2
     assert rows.read_text() == '{"answer": "1", "response": "1"}\n'
     assert main(["grade", str(rows), "--rules", "boxes"]) == 2
+
+
+@pytest.mark.parametrize(
+    "args", [("--rel_tol", "5"), ("--rel_tol", "nan"), ("--timeout_s", "0"), ("--timeout_s", "inf"), ("--rel_tol", "-1")]
+)
+def test_settings_that_would_grade_wrongly_are_refused(tmp_path, capsys, args):
+    status, found, err = grade(tmp_path, capsys, {"answer": "5", "response": "\\boxed{7.3}"}, args=args)
+    assert (status, found) == (2, [])
+    assert "it must be" in err
+
+
+@pytest.mark.parametrize("dataset", [[], {"a": 1}, 5])
+def test_a_dataset_that_is_no_name_is_refused(tmp_path, capsys, dataset):
+    assert grade(tmp_path, capsys, {"answer": "5", "response": "5", "dataset": dataset})[0] == 2
+
+
+def test_rows_that_json_cannot_hold_or_utf8_cannot_write(tmp_path, capsys):
+    assert grade(tmp_path, capsys, '{"answer": "5", "response": "5", "x": ' + "[" * 100000)[0] == 2
+    out = tmp_path / "out.jsonl"
+    assert grade(tmp_path, capsys, '{"answer": "1", "response": "\\\\boxed{\\ud800}", "id": "\\udfff"}', args=("-o", str(out)))[0] == 0
+    assert json.loads(out.read_text()) == {
+        "id": "\udfff",
+        "verdict": "wrong",
+        "extracted": "\ud800",
+        "rule": json.loads(out.read_text())["rule"],
+    }
+
+
+def test_where_verdicts_cannot_be_written(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"answer": "1", "response": "1"}\n' * 20000)
+    for output in (tmp_path / "missing" / "o.jsonl", tmp_path, "/dev/full"):
+        done = subprocess.run([sys.executable, "-m", "rlkit.cli", "grade", rows, "-o", output], capture_output=True, text=True, check=False)
+        assert (done.returncode, "cannot be written" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    piped = f"{sys.executable} -m rlkit.cli grade {rows} | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", piped], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")

@@ -1,20 +1,25 @@
 """Keys, stored samples, numbers and comparisons of evaluations; no engine."""
 
+import errno
+import functools
 import json
 import subprocess
 import sys
+import threading
 
+import numpy as np
 import pytest
 
 from rlkit.errors import ConfigError, DataError, RewardError
-from rlkit.eval import compare, load, register_metric
+from rlkit.eval import compare, evaluate, load, register_metric
 from rlkit.eval.evaluation import _runs, _settings
-from rlkit.eval.metrics import METRICS, grade_responses
+from rlkit.eval.metrics import METRICS, _verdict, grade_responses
 from rlkit.eval.result import Evaluations, summarize
 from rlkit.eval.spec import EvalSpec, cache_key, code_of
 from rlkit.eval.store import Store
 from rlkit.rewards.extract import RULES
 from rlkit.rewards.grading import Verdict
+from rlkit.tasks import Tasks
 from rlkit.types import Prompt
 
 
@@ -270,3 +275,96 @@ def test_register_metric(monkeypatch):
 def test_a_problem_without_an_answer_is_named():
     with pytest.raises(RewardError, match="Problem 'a' has no answer"):
         grade_responses(["2"], prompts("a", answer=None), RULES, **SETTINGS)
+
+
+# --- what was once wrong
+
+
+def test_what_a_metric_closes_over_identifies_it():
+    def longer(than):
+        return lambda response, prompt: len(response) > than
+
+    assert code_of(longer(1)) != code_of(longer(2))
+    assert code_of(longer(1)) == code_of(longer(1))
+    with pytest.raises(ConfigError, match="cannot be sent to a grading process"):
+        code_of(functools.partial(is_even, threading.Lock()))
+
+
+def test_a_line_cut_inside_of_a_character_is_passed_over(tmp_path):
+    with Store(tmp_path / "e", "k", {}, n=1).open():
+        pass
+    whole = json.dumps(row("a", question="多少"), ensure_ascii=False).encode()
+    for cut in (whole[:-1], whole[: whole.index("少".encode()) + 1]):
+        (tmp_path / "e" / "samples.jsonl").write_bytes(whole + b"\n" + cut)
+        with Store(tmp_path / "e", "k", {}, n=1).open() as done:
+            assert list(done) == ["a"]
+
+
+@pytest.mark.parametrize("line", ["5", "{}", json.dumps(row("a") | {"tokens": None}), json.dumps({"idd": "x"})])
+def test_what_is_no_sample_is_named(tmp_path, line):
+    with Store(tmp_path / "e", "k", {}, n=1).open():
+        pass
+    (tmp_path / "e" / "samples.jsonl").write_text(line + "\n")
+    with pytest.raises(DataError, match=r"line 1: no sample of an evaluation"), Store(tmp_path / "e", "k", {}, n=1).open():
+        pass
+
+
+def test_a_problem_whose_samples_are_numbered_wrongly_is_sampled_again(tmp_path):
+    store = Store(tmp_path / "e", "k", {}, n=2)
+    with store.open():
+        store.append([row("a"), row("a"), row("b"), row("b", sample=1)], 1.0, 0.0)
+    with Store(tmp_path / "e", "k", {}, n=2).open() as done:
+        assert list(done) == ["b"]
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Store(tmp_path / "e", "k", {}, n=1).open():
+        before = sorted(p.name for p in (tmp_path / "e").iterdir())
+        monkeypatch.setattr("os.replace", full)
+        with pytest.raises(DataError, match="cannot be written: No space left on device"):
+            Store(tmp_path / "e", "k", {}, n=1).finish({}, "")
+        assert sorted(p.name for p in (tmp_path / "e").iterdir()) == before
+
+
+@pytest.mark.parametrize("value", [np.True_, np.bool_(True)])
+def test_numpys_truth_is_taken(value):
+    assert _verdict(value, "m", prompts("a")[0]).verdict == "correct"
+
+
+def test_a_verdict_that_is_none_is_refused():
+    with pytest.raises(RewardError, match="returned Verdict"):
+        _verdict(Verdict("banana", None, "m"), "m", prompts("a")[0])
+
+
+@pytest.mark.parametrize("data", [None, 5, [5], {"a": 1}])
+def test_what_is_no_data_set_is_refused(data):
+    with pytest.raises(DataError, match="takes a set's name, a path, a Tasks, or a list of these"):
+        evaluate("tiny", data)
+
+
+def test_wrong_values_are_refused_before_a_sample_is_drawn():
+    unanswered = Tasks("mine", "test", [*prompts("a", "b"), *prompts("z", answer=None)])
+    with pytest.raises(RewardError, match="Problem 'z' has no answer"):
+        evaluate("nowhere", unanswered)
+    with pytest.raises(ConfigError, match="A metric must be a function"):
+        evaluate("nowhere", unanswered, metric=5)
+    with pytest.raises(ConfigError, match="output is empty"):
+        evaluate("nowhere", unanswered, output="")
+    with pytest.raises(ConfigError, match="the first argument is the data set's name"):
+        register_metric(5, is_even)
+    for wrong in ({"timeout_s": float("inf")}, {"temperature": float("inf")}, {"temperature": float("nan")}):
+        with pytest.raises(ConfigError):
+            _settings(wrong)
+    with pytest.raises(DataError, match="takes two evaluations of one set"):
+        compare(None, evaluation([row("a")]))
+    with pytest.raises(DataError, match="takes an evaluation's folder"):
+        load(None)
+
+
+def test_accuracies_of_a_comparison_are_those_of_the_common_problems():
+    found = compare(evaluation([row("a"), row("b", "wrong")]), evaluation([row("a")]))
+    assert (found.before, found.after, found.difference) == (1.0, 1.0, 0.0)
+    assert "100.0% -> 100.0%" in repr(found)

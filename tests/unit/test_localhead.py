@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import psutil
 
 from rlkit import localhead
+from rlkit.eval import sources
 
 
 def test_members_of_a_dead_head_are_ended_even_when_nobody_reaps_its_leader(tmp_path, monkeypatch):
@@ -38,3 +40,17 @@ def test_a_process_that_has_the_pid_of_a_dead_head_is_left_alone(tmp_path, monke
     assert other.poll() is None
     other.kill()
     other.wait()
+
+
+def test_clusters_of_killed_evaluations_are_ended(monkeypatch):
+    """Those whose process is gone; not those of one that runs, and none that somebody named."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    names = [f"eval-{gone.pid}-0a1b2c", f"eval-{os.getpid()}-0a1b2c", "eval-mine", "laptop"]
+    heads = [localhead.Head(name, "", 0, "", 0, 0.0, "", "", {}) for name in names]
+    ended: list[str] = []
+    monkeypatch.setattr(localhead, "living", lambda: heads)
+    monkeypatch.setattr(localhead, "stop", ended.append)
+    monkeypatch.setattr(localhead, "forget", lambda name: None)
+    sources._end_orphans()
+    assert ended == names[:1]

@@ -216,3 +216,26 @@ def test_smollm2_is_converted_once_and_talks_sense(tmp_path, monkeypatch):
     ids = torch.tensor([templates.encode(prompt, tokenizer)])
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)[0, ids.shape[1] :]
     assert tokenizer.decode(out) == "The capital of France is Paris.<|im_end|>"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "tokenizer_config.json", "generation_config.json"])
+def test_what_decides_the_prompt_is_part_of_the_fingerprint(tmp_path, name):
+    folder = tmp_path / "model"
+    shutil.copytree(models.resolve("tiny").path, folder)
+    before = models.resolve(str(folder)).fingerprint
+    file = folder / name
+    text = file.read_text() if file.exists() else ""
+    file.write_text(text.replace("}", "} ", 1) if text else "{}")
+    assert models.resolve(str(folder)).fingerprint != before
+    (folder / "README.md").write_text("what it is")
+    file.write_text(text) if text else file.unlink()
+    assert models.resolve(str(folder)).fingerprint == before
+
+
+def test_a_folder_called_tiny_does_not_hide_the_bundled_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "mine").mkdir()
+    assert models.absolute("tiny") == "tiny"
+    assert models.absolute("mine") == str(tmp_path / "mine")
+    assert models.absolute("org/model") == "org/model"
