@@ -56,7 +56,8 @@ class Parts(Owner):
         model, spec = self._part("sampler", EngineSpec, model, self.cluster.spec.sampler, settings, restart)
         with self._making("sampler", model, spec):
             living = 0 if restart else sum(n.startswith("engine-") for n in self.ps())
-            self._seats("sampler", max(0, spec.engines - living), spec.cpus_per_engine, spec.gpus_per_engine)
+            if not living or spec.engines == self._recorded("sampler", "engines"):  # else they are refused by name
+                self._seats("sampler", max(0, spec.engines - living), spec.cpus_per_engine, spec.gpus_per_engine)
             made = self._parts["sampler"] = Sampler.start(model, spec, self, restart=restart)
         self._align()
         return made
@@ -150,6 +151,10 @@ class Parts(Owner):
     def _model_of(self, part: str) -> str | None:
         known = self.ledger.status()["parts"].get(part)
         return known["model"] if known else None
+
+    def _recorded(self, part: str, setting: str) -> Any:
+        known = self.ledger.status()["parts"].get(part)
+        return known["spec"].get(setting) if known else None
 
     def _align(self) -> None:
         """Give the engines the learner's weights when their versions differ."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -126,6 +127,13 @@ def test_other_settings_for_a_living_part_are_refused_by_name(run):
         run.learner("tiny", lr=5e-3)
     with pytest.raises(ConfigError, match="zero_stage"):
         run.learner("tiny", zero_stag=3)
+
+
+def test_another_number_of_engines_is_refused_at_once(run):
+    start = time.monotonic()
+    with pytest.raises(SpecChangedError, match="engines"):
+        run.sampler("tiny", engines=99)
+    assert time.monotonic() - start < 8  # a seat is waited for ten seconds
 
 
 def test_a_part_without_a_seat_is_refused_and_names_who_sits_there(run, cluster):
