@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import yaml
 from rlkit.cluster import load_spec
 from rlkit.config import ClusterSpec
 from rlkit.errors import ConfigError
+from rlkit.models import ModelSize
 from rlkit.placement import plan
 from rlkit.preflight import Node, check_resources
 
@@ -19,21 +19,10 @@ NAMES = ["laptop", "one_gpu", "node_4gpu_zero2", "node_8gpu_zero3", "multi_node"
 GIB = 2**30
 
 
-@dataclass(frozen=True)
-class Size:
-    params: int
-    layers: int
-    hidden: int
-    vocab: int
-    kv_heads: int
-    head_dim: int
-    tied: bool
-
-
-TINY = Size(800_000, 4, 128, 64, 2, 32, True)
-QWEN_1_5B = Size(1_543_714_304, 28, 1536, 151_936, 2, 128, True)
-QWEN_3B = Size(3_085_938_688, 36, 2048, 151_936, 2, 128, True)
-QWEN_7B = Size(7_615_616_512, 28, 3584, 152_064, 4, 128, False)
+TINY = ModelSize(800_000, 4, 128, 64, 2, 32, True)
+QWEN_1_5B = ModelSize(1_543_714_304, 28, 1536, 151_936, 2, 128, True)
+QWEN_3B = ModelSize(3_085_938_688, 36, 2048, 151_936, 2, 128, True)
+QWEN_7B = ModelSize(7_615_616_512, 28, 3584, 152_064, 4, 128, False)
 
 # The machine and the model that each file's first lines name.
 FITS: dict[str, tuple[list[Node], Size, int | None]] = {

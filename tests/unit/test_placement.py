@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from rlkit.config import EngineSpec, TrainSpec
 from rlkit.errors import ResourceError
+from rlkit.models import ModelSize
 from rlkit.placement import activation_bytes, lora_params, model_states, plan
 from rlkit.preflight import Node
 
 GIB = 2**30
 
 
-@dataclass(frozen=True)
-class Size:
-    params: int
-    layers: int
-    hidden: int
-    vocab: int
-    kv_heads: int
-    head_dim: int
-    tied: bool
-
-
 # One thousand million parameters keep the hand's arithmetic short.
-BILLION = Size(10**9, 10, 1000, 10_000, 2, 100, True)
+BILLION = ModelSize(10**9, 10, 1000, 10_000, 2, 100, True)
 CPU = Node("10.0.0.1", "cpu", cpus=4, memory=64 * GIB)
 
 
@@ -65,7 +53,7 @@ def test_bf16_states_on_eight_ranks(stage, total):
 
 def test_lora_trains_adapters_only():
     # One layer, hidden 8, two kv heads of 2: q 8x8, k 8x4, v 8x4, o 8x8 = 192; gate, up, down 8x16 = 384; embedding 10x8 = 80.
-    size = Size(params=80 + 192 + 384, layers=1, hidden=8, vocab=10, kv_heads=2, head_dim=2, tied=True)
+    size = ModelSize(params=80 + 192 + 384, layers=1, hidden=8, vocab=10, kv_heads=2, head_dim=2, tied=True)
     spec = TrainSpec(lora_rank=2)
     # r (in + out): q 16, k 12, v 12, o 16, gate 24, up 24, down 24 = 128, times 2
     assert lora_params(size, spec) == 256
