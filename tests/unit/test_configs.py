@@ -25,7 +25,7 @@ QWEN_3B = ModelSize(3_085_938_688, 36, 2048, 151_936, 2, 128, True)
 QWEN_7B = ModelSize(7_615_616_512, 28, 3584, 152_064, 4, 128, False)
 
 # The machine and the model that each file's first lines name.
-FITS: dict[str, tuple[list[Node], Size, int | None]] = {
+FITS: dict[str, tuple[list[Node], ModelSize, int | None]] = {
     "laptop": ([Node("a", cpus=2, memory=8 * GIB)], TINY, None),
     "one_gpu": ([Node("a", cpus=8, gpus=1, memory=64 * GIB)], QWEN_1_5B, 24),
     "node_4gpu_zero2": ([Node("a", cpus=32, gpus=4, memory=256 * GIB)], QWEN_3B, 80),
