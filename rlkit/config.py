@@ -127,7 +127,7 @@ class EngineSpec(Spec):
     tensor_parallel_size: int = 1
     max_model_len: int | None = None  # tokens of prompt and response together
     gpu_memory_utilization: float | None = None
-    kv_cache_gib: float | None = None  # CPU: size of the key-value cache; None: 1 GiB
+    kv_cache_gib: float | None = None  # size of the key-value cache; None: on CPU at most 1 GiB, less for small models
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     enforce_eager: bool | None = None
