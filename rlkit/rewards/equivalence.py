@@ -32,17 +32,30 @@ _WRAP = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _PUNCTUATION = str.maketrans("，：；（）【】［］｛｝。％＝＋－、！＜＞０１２３４５６７８９", ",:;()[][]{}.%=+-,!<>0123456789")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|rm|bf|operatorname|bm|boldsymbol)\s*\{([^{}]*)\}")
 _DROP = re.compile(
-    r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[,!;:>]|\\q?quad\b|\\displaystyle|\\bigl?|\\bigr|\\Bigl?|\\Bigr|[\u200b\u200e\ufeff]"
+    r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[,!;:>]|(?<!\\)\\(?=\s)|\\q?quad\b|\\displaystyle|\\bigl?|\\bigr|\\Bigl?|\\Bigr|[\u200b\u200e\ufeff]"
 )
 _LHS = re.compile(
     r"\([A-Za-z],\s*[A-Za-z](?:,\s*[A-Za-z])?\)|"
     r"\\?[A-Za-z]\w{0,8}(?:_\{?\w{1,8}\}?)?'*(?:\s*\(\\?\w{1,8}(?:,\s*\w{1,8}){0,3}\))?|(?:[A-Za-z]{1,20} ){0,6}[A-Za-z]{1,20}"
 )
-_CHOICE = re.compile(r"\(?([A-Ja-j])\)?(?:[.:)、]\s*.*|\s*\)|)", re.DOTALL)
-_LISTED = re.compile(r"^([A-Ja-j])、\s*")
+_CHOICE = re.compile(r"\(?\s*([A-Ja-j])\)?(?:[.:)、]\s*.*|\s*\)|)", re.DOTALL)
+_LISTED = re.compile(r"^([A-Ja-j])、(?!\s*[A-Ja-j]\s*(?:[、和或]|$))\s*")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'’\-]*(?:[ ,.&-]+[A-Za-z][A-Za-z'’\-]*)*\.?")
 _FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "sqrt", "arcsin", "arccos", "arctan", "frac", "sinh", "cosh", "tanh"}
 _OPEN, _CLOSE = "([{", ")]}"
+_SCRIPTS = re.compile("[⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_SCRIPT_DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+_VULGAR = {
+    c: f"\\frac{{{n}}}{{{d}}}"
+    for c, n, d in (
+        ("½", 1, 2), ("⅓", 1, 3), ("⅔", 2, 3), ("¼", 1, 4), ("¾", 3, 4), ("⅕", 1, 5), ("⅖", 2, 5), ("⅗", 3, 5), ("⅘", 4, 5), ("⅙", 1, 6),
+        ("⅚", 5, 6), ("⅛", 1, 8), ("⅜", 3, 8), ("⅝", 5, 8), ("⅞", 7, 8),
+    )
+}  # fmt: skip
+_PRECOMPOSED = re.compile(f"[{''.join(_VULGAR)}]")
+_CHINESE_AND = re.compile(r"(?<=[^一-鿿\s])\s*(?:或者|以及|或|和|、)\s*(?=[^一-鿿\s])")
+_LEAD = re.compile(r"(?:(?:so|thus|therefore|hence),? )?the (?:final |correct )?answer is:? (?=\S)", re.IGNORECASE)
+_DOLLARS = re.compile(r"\$[^$]+\$(?:\s*(?:, (?:and|or)|,|and|or)\s*\$[^$]+\$)+")
 _PM = re.compile(r"\\pm|±|\+/-|\+-")
 
 
@@ -50,6 +63,9 @@ _PM = re.compile(r"\\pm|±|\+/-|\+-")
 def clean(text: str) -> str:
     """The answer without what only changes its looks: delimiters, spacing, full-width punctuation, ``\\text``, bold, a final stop."""
     text = _LISTED.sub(r"\1. ", text.strip()).translate(_PUNCTUATION)
+    if not text.isascii():
+        text = _SCRIPTS.sub(lambda m: f"^{{{m.group().translate(_SCRIPT_DIGITS)}}}", text)
+        text = _CHINESE_AND.sub(", ", _PRECOMPOSED.sub(lambda m: _VULGAR[m.group()], text))
     for _ in range(4):
         before = text
         text = text.strip("*` \t\r\n").rstrip(".") if not text.endswith("...") else text.strip()
@@ -64,11 +80,16 @@ def clean(text: str) -> str:
             text = text[text.index("{") + 1 : -1]
         if text == before:
             break
+    if "$" in text and _DOLLARS.fullmatch(text):
+        text = text.replace("$", "")
     text = _DROP.sub(" ", text) if "\\" in text or "\u200b" in text else text
     if "{" in text:
         text = _TEXT.sub(r" \1 ", text)
     text = text.replace("dfrac", "frac").replace("tfrac", "frac").replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
-    return " ".join(text.split())
+    text = _LEAD.sub("", " ".join(text.split()), count=1) if text[:1].isalpha() or text[:1] == " " else " ".join(text.split())
+    if text.startswith("\\langle") and text.endswith("\\rangle") and "," in text and text.count("\\langle") == 1:
+        text = f"({text[7:-7].strip()})"
+    return text
 
 
 def depth(text: str) -> int:
@@ -83,15 +104,19 @@ def depth(text: str) -> int:
     return deepest
 
 
+_RELATION_TEXT = r"\\(?:leqslant|leq|le|geqslant|geq|ge|lt|gt|neq|ne)(?![A-Za-z])|<=|>=|[<>≤≥≠]"
+_RELATION = re.compile(_RELATION_TEXT)
+_UNEQUAL = re.compile(r"\\neq?(?![A-Za-z])|≠")
+
+
 def compare(answer: str, gold: str, *, rel_tol: float = 1e-4, leaf: Leaf | None = None, options: Sequence[str] | None = None) -> Decision:
     """Whether ``answer`` is the same final answer as ``gold``, and the rule that decided. ``options``: the texts of A, B, C, ..."""
     if options and (chosen := _choose(answer, _as_letter(gold, options), options, rel_tol, leaf)) is not None:
         return chosen
     if answer == gold:
         return Decision(True, "exact")
-    number, target = numeric.parse(answer), numeric.parse(gold)
-    if number is not None and target is not None:
-        return Decision(numeric.same(number, target, rel_tol), "numeric")
+    if (numbers := _numbers(answer, gold, rel_tol)) is not None:
+        return numbers
     if len(answer) > max(MAX_LENGTH, 8 * len(gold)):
         return Decision(False, "too_long")
     a, g = clean(answer), clean(gold)
@@ -105,15 +130,23 @@ def _compare(a: str, g: str, rel_tol: float, leaf: Leaf | None) -> Decision:
         return Decision(bool(a), "exact")
     if not a:
         return Decision(False, "empty")
+    if (numbers := _numbers(a, g, rel_tol)) is not None:
+        return numbers
     number, target = numeric.parse(a), numeric.parse(g)
-    if number is not None and target is not None:
-        return Decision(numeric.same(number, target, rel_tol), "numeric")
     if len(g) <= 3 and (want := _CHOICE.fullmatch(g)) and want[1].isupper() and g.strip("().: ") == want[1]:
         got = _CHOICE.fullmatch(a)
         if got is not None:
             return Decision(got[1].upper() == want[1], "choice")
+    if (letters := _several_letters(a, g)) is not None:
+        return Decision(letters, "choice")
+    if (labelled := _labelled(a, g)) is not None:
+        return _compare(*labelled, rel_tol, leaf) if labelled else Decision(False, "choice")
     if (based := _in_base(a, g)) is not None:
         return Decision(based, "base")
+    if any(kind.fullmatch(a) and kind.fullmatch(g) for kind in (_NONE, _ALL)):
+        return Decision(True, "text")
+    if (relations := _relations(a, g)) is not None:
+        return _compare(*relations, rel_tol, leaf) if relations else Decision(False, "kind")
     if (ranges := _as_ranges(a, g)) is not None:
         return _compare(*ranges, rel_tol, leaf)
     if (equation := _sides(a, g)) is not None:
@@ -145,11 +178,81 @@ def _compare(a: str, g: str, rel_tol: float, leaf: Leaf | None) -> Decision:
     return Decision(leaf(a, g), "symbolic")
 
 
+def _numbers(a: str, g: str, rel_tol: float) -> Decision | None:
+    """The verdict on two numbers; None where one of them is none."""
+    number, target = numeric.parse(a), numeric.parse(g)
+    if number is None or target is None:
+        return None
+    same = numeric.same(number, target, rel_tol)
+    if not same and (cut := [numeric.ELLIPSIS.sub("", t.strip()) for t in (a, g)]) != [a.strip(), g.strip()]:
+        same = cut[0] == cut[1]  # "0.333..." for 0.333
+    return Decision(same, "numeric")
+
+
+_NONE = re.compile(
+    r"(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?|(?:the )?empty set|\\emptyset|\\varnothing|∅|\\\{ ?\\\}|无解|无实数解",
+    re.IGNORECASE,
+)
+_ALL = re.compile(
+    r"(?:all (?:of )?(?:the )?real numbers|all reals|(?:[A-Za-z] ?(?:\\in|∈) ?)?"
+    r"(?:\\mathbb ?\{? ?R ?\}?|ℝ|\( ?- ?(?:\\infty|∞) ?, ?\+? ?(?:\\infty|∞) ?\)))",
+    re.IGNORECASE,
+)
+_SEVERAL = re.compile(r"\(?[A-H]\)?(?:(?: ?(?:, and|[,;&]|and) ?| ?)\(?[A-H]\)?){1,7}")
+
+
+def _several_letters(a: str, g: str) -> bool | None:
+    """Whether two choices of several letters agree, where one is written ``AC`` and the other ``A, C``."""
+    if _SEVERAL.fullmatch(a) is None or _SEVERAL.fullmatch(g) is None or (a.isalpha() == g.isalpha()):
+        return None
+    x, y = sorted(re.findall("[A-H]", a)), sorted(re.findall("[A-H]", g))
+    return x == y if len(set(x)) == len(x) and len(set(y)) == len(y) else None
+
+
+_LABEL = re.compile(r"\(\s*([A-H])\s*\) (?=\S)(?![+*/^=!_]|- )")
+
+
+def _labelled(a: str, g: str) -> tuple[str, str] | tuple[()] | None:
+    """Both without the letter of an option before them, as in ``(D) 8``; () when the letters differ, None when there are none."""
+    x, y = _LABEL.match(a), _LABEL.match(g)
+    if y is not None and x is None:
+        if (letter := _CHOICE.fullmatch(a)) is not None:
+            return (y[1], y[1]) if letter[1].upper() == y[1] else ()
+        return None if y[1] in a else (a, g[y.end() :])
+    if x is not None and y is not None:
+        return (a[x.end() :], g[y.end() :]) if x[1] == y[1] else ()
+    return (a[x.end() :], g) if x is not None and x[1] not in g else None
+
+
+_BARE = re.compile(rf"(?:{_RELATION_TEXT})\s*[^\s<>=≤≥≠].*")
+_UNKNOWN = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_\{?\w{1,4}\}?)?")
+
+
+def _relations(a: str, g: str) -> tuple[str, str] | tuple[()] | None:
+    """``\\ge 3`` and ``\\{x | x \\ne 2\\}`` as relations of an unknown; () when these are of two unknowns, None when nothing changes."""
+    if not (_RELATION.search(a) or _RELATION.search(g)):
+        return None
+    x, y = (b[2].strip() if (b := _BUILDER.fullmatch(t)) and _UNEQUAL.search(t) else t for t in (a, g))
+    name_x, name_y = _unknown(x), _unknown(y)
+    x = f"{name_y or 'x'} {x}" if _BARE.fullmatch(x) else x
+    y = f"{name_x or 'x'} {y}" if _BARE.fullmatch(y) else y
+    if (x, y) != (a, g):
+        return x, y
+    return () if name_x and name_y and _name(name_x) != _name(name_y) else None
+
+
+def _unknown(text: str) -> str | None:
+    """The unknown of one inequality, when it stands alone on its side."""
+    found = _inequality(text)
+    return found[0] if found is not None and _UNKNOWN.fullmatch(found[0]) else None
+
+
 def _as_letter(gold: str, options: Sequence[str]) -> str:
     """The letter of a gold answer that is written as the text of one of the options; else the gold itself."""
-    if _letter(clean(gold), len(options)) is not None or list(options).count(gold) != 1:
+    texts, text = [clean(o) for o in options], clean(gold)
+    if _letter(text, len(options)) is not None or texts.count(text) != 1:
         return gold
-    return chr(ord("A") + list(options).index(gold))
+    return chr(ord("A") + texts.index(text))
 
 
 def _choose(answer: str, gold: str, options: Sequence[str], rel_tol: float, leaf: Leaf | None) -> Decision | None:
@@ -196,7 +299,6 @@ def _in_base(a: str, g: str) -> bool | None:
     return x[1].lower() == y[1].lower() and (x[2] is None or y[2] is None or x[2] == y[2])
 
 
-_RELATION = re.compile(r"\\(?:leqslant|leq|le|geqslant|geq|ge|lt|gt|neq|ne)(?![A-Za-z])|<=|>=|[<>≤≥≠]")
 _RELATIONS = {
     "leqslant": "<=",
     "leq": "<=",
@@ -208,6 +310,9 @@ _RELATIONS = {
     "gt": ">",
     "≤": "<=",
     "≥": ">=",
+    "ne": "!=",
+    "neq": "!=",
+    "≠": "!=",
 }
 _MEMBER = re.compile(r"^\(?\\?[A-Za-z]\w{0,8}\)?\s*(?:\\in(?![a-z])|∈)\s*")
 _BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in(?![a-z])\s*(?:\\mathbb\s*\{?R\}?|R)\s*)?(?:\||\\mid|:|\\vert)(.*)\\\}")
@@ -320,7 +425,7 @@ def _without_units(a: str, g: str) -> tuple[str, str] | tuple[()] | None:
     x, y = _UNIT_AT_END.search(a), _UNIT_AT_END.search(g)
     if x is None and y is None:
         return None
-    if x and y and numeric._ALIASES.get(x[1], x[1]) != numeric._ALIASES.get(y[1], y[1]):
+    if x and y and (numeric.contradict(x.group(), y.group()) or numeric._ALIASES.get(x[1], x[1]) != numeric._ALIASES.get(y[1], y[1])):
         return ()
     return a[: x.start()].strip() if x else a, g[: y.start()].strip() if y else g
 
@@ -385,7 +490,7 @@ def _same_value(a: str, g: str, rel_tol: float) -> bool | None:
         x, y = _difference(a), _difference(g)
         if x is None or y is None:
             return None
-        return x[1] == y[1] and expression.proportional(x[0], y[0], positive=True)
+        return x[1] == y[1] and expression.proportional(x[0], y[0], positive=x[1] != "!=")
     if "=" not in a and "=" not in g:
         return expression.same(a, g, rel_tol)
     left_a, sign_a, right_a = a.partition("=")
@@ -402,12 +507,12 @@ def _same_value(a: str, g: str, rel_tol: float) -> bool | None:
 
 
 def _difference(text: str) -> tuple[str, str] | None:
-    """(expression, "<" or "<=") of one inequality, brought to the form that the expression is below 0."""
+    """(expression, "<", "<=" or "!=") of one inequality, brought to the form that the expression is below 0, or is not 0."""
     sides, signs = _RELATION.split(text), _RELATION.findall(text)
     if len(signs) != 1 or "=" in "".join(sides):
         return None
     sign = _RELATIONS.get(signs[0].lstrip("\\"), signs[0])
-    if sign[0] == "<":
+    if sign[0] in "<!":
         return f"({sides[0]})-({sides[1]})", sign
     return (f"({sides[1]})-({sides[0]})", sign.replace(">", "<")) if sign[0] == ">" else None
 
@@ -449,7 +554,11 @@ def _split_equation(text: str) -> tuple[str | None, str]:
     """(left-hand side, right-hand side) when the left is a name, such as ``x``, ``f(x)``, ``S_n`` or words; else (None, text)."""
     left, sign, right = text.partition("=")
     left, right = left.strip(), right.strip()
-    if not sign or not right or "=" in right or left.endswith(("<", ">", "!", "\\")) or _LHS.fullmatch(left) is None:
+    if not sign or not right or "=" in right or left.endswith(("<", ">", "!", "\\")):
+        return None, text
+    if _LHS.fullmatch(left) is None:
+        if _UNKNOWN.fullmatch(right) and numeric.parse(left) is not None:  # "5 = x"
+            return right, left
         return None, text
     return left, right
 
@@ -492,6 +601,8 @@ def _elements(a: str, g: str) -> tuple[str, list[str], list[str]] | None:
     if "" in items_a or "" in items_g:
         return None
     unordered = ("", "\\{")
+    if left_a == left_g == "\\{":
+        items_a, items_g = list(dict.fromkeys(items_a)), list(dict.fromkeys(items_g))  # a set has no repetitions
     if left_a in unordered and left_g in unordered:
         return "set", items_a, items_g
     if (left_a, right_a) == (left_g, right_g) or (len(items_a) > 2 and {left_a, left_g} == {"(", "["}):

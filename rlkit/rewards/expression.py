@@ -54,12 +54,14 @@ _FUNCTIONS: dict[str, Callable[[complex], complex]] = {
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _TOKEN = re.compile(
     r"\s+|(?P<number>\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+(?:\.\d+)?|\.\d+)"
-    r"|\\(?P<command>[A-Za-z]+)|(?P<word>[A-Za-z]+)|(?P<sign>[-+*/^_!|(){}\[\]×÷·√π−])|(?P<bad>.)",
+    r"|\\(?P<command>[A-Za-z]+)|(?P<word>[A-Za-z]+)|(?P<sign>[-+*/^_!|(){}\[\]°×÷·√π−])|(?P<bad>.)",
     re.DOTALL,
 )
 _SIGNS = {"×": "*", "÷": "/", "·": "*", "−": "-"}
 _COMMANDS = {"cdot": "*", "times": "*", "div": "/", "ast": "*", "lvert": "|", "rvert": "|", "vert": "|", "lbrack": "[", "rbrack": "]"}
 _IGNORED = {"left", "right", "displaystyle", "limits", "quad", "qquad", "big", "Big", "bigl", "bigr", "Bigl", "Bigr"}
+_DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])")
+_TAKE_DEGREES = {"sin", "cos", "tan", "cot", "sec", "csc"}
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 CONSTANTS = frozenset(("c", "C", "k", "K"))  # names of arbitrary constants
 _POSITIVE = (0.7310585, 1.3862943, 2.2360679, 3.6056931, 5.1961524)
@@ -73,6 +75,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
         Unsure: a character or a command that the grammar does not have, or too many of them.
     """
     out: list[tuple[str, str]] = []
+    text = _DEGREES.sub("°", text) if "\\" in text else text
     for m in _TOKEN.finditer(text):
         kind, value = m.lastgroup, m.group()
         if kind is None:
@@ -115,7 +118,7 @@ class _Parser:
     """Recursive descent over the tokens of one expression. Every method raises `Unsure` at what it does not know."""
 
     def __init__(self, tokens: list[tuple[str, str]]) -> None:
-        self.tokens, self.at, self.level, self.bars = tokens, 0, 0, 0
+        self.tokens, self.at, self.level, self.bars, self.angle = tokens, 0, 0, 0, False
         self.names: set[str] = set()
         self.decimal = self.imaginary = self.log = False
 
@@ -180,6 +183,8 @@ class _Parser:
         node = self.atom()
         while self.take("!"):
             node = ("!", node)
+        if self.angle and self.take("°"):  # elsewhere a degree sign may be a unit
+            return ("*", node, ("number", math.pi / 180))
         if self.take("^"):
             node = ("^", node, self.exponent())
             if self.peek() in (("sign", "^"), ("sign", "!")):
@@ -311,7 +316,9 @@ class _Parser:
                 name, power = _INVERSE[name], None
         if name == "log" and base is None:
             self.log = True
+        outside, self.angle = self.angle, name in _TAKE_DEGREES
         node: Node = ("call", name, self._argument())
+        self.angle = outside
         if base is not None:
             node = ("/", node, ("call", "log", base))
         return ("^", node, power) if power is not None else node

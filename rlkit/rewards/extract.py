@@ -16,8 +16,12 @@ TAIL = 1 << 16  # characters at the end of a response that are searched: a final
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[\s\S]|[{}]")
 _UNBRACED = re.compile(r"\\(?:[A-Za-z]+|.)|[^\s\\$.,;]+")
-_PHRASE = re.compile(r"answer\s{0,3}(?:is\b|are\b|=|:)|答案\s{0,3}(?:是|为|應為|应为|:|：)", re.IGNORECASE)
+_PHRASE = re.compile(
+    r"answer\s{0,3}(?:is\b|are\b|=|:)|correct (?:option|choice)\s{0,3}(?:is\b|:)|答案\s{0,3}(?:是|为|應為|应为|:|：)|故选择?", re.IGNORECASE
+)
 _SENTENCE_END = re.compile(r"\n|[.。!?！？;；](?=\s|$)|[。！？；]")
+_REASON = re.compile(r"(?<=\S)[,，]?\s+(?:since|because)\s|(?<=\S)[,，]?\s*因为")
+_BEFORE_REASON = re.compile(r"\d|^\W{0,4}[A-J]\W{0,4}$")  # "yes, since ..." stays whole
 _DISPLAY = re.compile(r"\\\[((?:(?!\\\]).)*)\\\]|\$\$([^$]*)\$\$", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.])[-+−]?\$?(?:\d{1,3}(?:,\d{3}){1,20}|\d+)(?:\.\d+)?(?:/\d+)?%?(?!\w)|(?<![\w.])[-+−]?\.\d+%?")
 
@@ -121,7 +125,11 @@ def after_phrase(text: str) -> str | None:
     if shown is not None:
         return (shown[1] if shown[1] is not None else shown[2]).strip() or None
     end = _SENTENCE_END.search(rest)
-    return _trim(rest[: end.start()] if end else rest)
+    rest = rest[: end.start()] if end else rest
+    reason = _REASON.search(rest)
+    if reason and _BEFORE_REASON.search(head := rest[: reason.start()]) and head.count("(") == head.count(")"):
+        rest = head
+    return _trim(rest)
 
 
 def last_number(text: str) -> str | None:

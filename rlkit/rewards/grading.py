@@ -15,7 +15,7 @@ from rlkit.rewards.equivalence import compare
 from rlkit.rewards.extract import RULES, check_rules, extract
 from rlkit.rewards.pool import KillablePool, Task
 
-VERSION = 2  # part of every cache key that depends on verdicts
+VERSION = 3  # part of every cache key that depends on verdicts
 VERDICTS = ("correct", "wrong", "unparsed", "timeout")
 TIMEOUT_S = 5.0
 REL_TOL = 1e-4

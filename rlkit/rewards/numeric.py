@@ -33,6 +33,12 @@ _POWER = re.compile(rf"{_SIGN}10\^\{{?(?P<exp>[-+]?\d{{1,300}})\}}?")
 _SLASH = re.compile(rf"{_SIGN}(?P<num>{_DIGITS})/(?P<den>{_DIGITS})")
 _LATEX = re.compile(rf"{_SIGN}(?P<whole>\d+)?{_FRAC}")
 _MIXED = re.compile(rf"{_SIGN}(?P<whole>\d+) (?P<num>\d+)/(?P<den>\d+)")
+_REPEATING = re.compile(
+    rf"{_SIGN}(?P<whole>\d{{0,50}})\.(?P<once>\d{{0,50}})"
+    r"(?:\\(?:overline|bar)\{?(?P<bar>\d{1,50})\}?|\\dot\{?(?P<dot>\d)\}?(?:(?P<between>\d{0,50})\\dot\{?(?P<last>\d)\}?)?)"
+)
+ELLIPSIS = re.compile(r"(?<=\d)\s*(?:\.\.\.+|…|\\[lc]?dots)$")
+_GOES_ON = re.compile(r"(?P<sign>[-+]?)(?P<whole>\d{0,50})\.(?P<once>\d{0,50}?)(?P<bar>\d{1,12}?)(?P<more>(?P=bar){1,20})")
 _SIMPLE = re.compile(r"-?\d{1,15}")
 
 # LaTeX that changes how a number looks and not what it is.
@@ -42,6 +48,7 @@ _TEXT = re.compile(r"\\(?:text|mathrm|textrm|mbox|operatorname|textbf|mathbf|tex
 _DEGREE = re.compile(r"\^\{?\\?(?:circ|degree)\}?|\\degree|°|\bdegrees?\b")
 _WORD = re.compile(r"\\[A-Za-z]+|[eExX](?=[-+^{]?\d)|[A-Za-zµμΩ一-鿿℃]+")
 _UNIT = re.compile(r"[A-Za-zµμΩ一-鿿℃.\s/*·^{}()²³0-9-]+")
+_SECOND = re.compile(r"[A-Za-z.]\s+\d")  # "12 apples and 3 pears" is more than 12
 _LIST = re.compile(r"\d, +\d")  # "40, 200" is two numbers
 _TERM = re.compile(r"(?<![\^{])-\s*\d|\s-\s")  # "n - 2" goes on with a term, "m^{-2}" is a unit
 
@@ -52,6 +59,7 @@ _ALIASES = {
     "foot": "ft", "yards": "yd", "miles": "mi", "grams": "g", "gram": "g", "kilograms": "kg", "kilogram": "kg", "seconds": "s",
     "second": "s", "sec": "s", "secs": "s", "minutes": "min", "minute": "min", "mins": "min", "hours": "h", "hour": "h", "hr": "h",
     "hrs": "h", "liters": "l", "liter": "l", "litres": "l", "dollars": "$", "dollar": "$", "usd": "$", "cents": "cent",
+    "days": "day", "weeks": "week", "months": "month", "years": "year",
 }  # fmt: skip
 _NOT_UNITS = {"i", "e", "x", "y", "z", "n", "k", "a", "b", "c", "t", "r", "pi", "sqrt", "or", "and", "to"}
 
@@ -70,7 +78,7 @@ def parse(text: str) -> Number | None:
     unit = ""
     if "\\text" in text or "\\m" in text or "\\rm" in text or "\\operatorname" in text:
         text = _TEXT.sub(r" \1 ", text)
-    text = _DEGREE.sub("", text)
+    text, degrees = _DEGREE.subn("", text)
     text = text.replace("\\left", "").replace("\\right", "").strip()
     for sign in ("\\$", "$", "€", "£", "¥", "￥"):
         if sign in text:
@@ -82,7 +90,8 @@ def parse(text: str) -> Number | None:
         if text.rstrip().endswith(sign):
             text, percent = text.rstrip()[: -len(sign)], True
             break
-    text = text.strip().rstrip(".").strip()
+    text, goes_on = ELLIPSIS.subn("", text.strip())
+    text = text.rstrip(".").strip()
     if text.startswith("(") and text.endswith(")") and text.count("(") == 1 and "," not in text:
         text = text[1:-1].strip()
     if text[:1] == "{" and text[-1:] == "}" and text.count("{") == 1:
@@ -96,11 +105,11 @@ def parse(text: str) -> Number | None:
             if first[0] in _SCALE:
                 scale, word = _SCALE[first[0]], first[1] if len(first) > 1 else ""
             unit = unit or word
-    found = _value(text)
+    found = (_repeating(text) if goes_on else None) or _value(text)
     if found is None:
         return None
     value, decimal = found
-    return Number(value * 10**scale, decimal or scale > 0, percent, unit)
+    return Number(value * 10**scale, decimal or scale > 0, percent, unit or ("°" if degrees else ""))
 
 
 def out_of_bounds(text: str) -> bool:
@@ -123,7 +132,7 @@ def _split_unit(text: str) -> tuple[str, str] | None:
         return None
     at = word.start()
     body, raw = text[:at].strip(" *·"), text[at:]
-    if not body or _UNIT.fullmatch(raw) is None or _TERM.search(raw) or _value(body) is None:
+    if not body or _UNIT.fullmatch(raw) is None or _TERM.search(raw) or _SECOND.search(raw) or _value(body) is None:
         return None
     words = raw.replace("(s)", "").replace("{", "").replace("}", "").strip(" .").lower().split()
     if not words:
@@ -149,10 +158,26 @@ def _value(text: str) -> tuple[Fraction, bool] | None:
         return _ratio(m["sign"], None, m["num"].replace(",", ""), m["den"].replace(",", ""))
     if (m := _LATEX.fullmatch(text)) is not None:
         return _ratio(m["sign"], m["whole"], m["num"], m["den"])
+    if (m := _REPEATING.fullmatch(text)) is not None:
+        return _periodic(m, m["bar"] or m["dot"] + (m["between"] or "") + (m["last"] or "")), False
     if (m := _POWER.fullmatch(text)) is not None and abs(int(m["exp"])) <= MAX_EXPONENT:
         value = Fraction(10) ** int(m["exp"])
         return (-value if m["sign"] == "-" else value), False
     return None
+
+
+def _repeating(text: str) -> tuple[Fraction, bool] | None:
+    """``0.333`` and ``0.1666``, where the digits were said to go on; None where they do not repeat often enough to tell how."""
+    m = _GOES_ON.fullmatch(text.replace(" ", ""))
+    if m is None or (len(m["bar"]) == 1 and len(m["more"]) < 2 and m["once"]):
+        return None
+    return _periodic(m, m["bar"]), True
+
+
+def _periodic(m: re.Match[str], period: str) -> Fraction:
+    once, nines = m["once"], 10 ** len(period) - 1
+    value = int(m["whole"] or 0) + (int(once or 0) + Fraction(int(period), nines)) / 10 ** len(once)
+    return -value if m["sign"] == "-" else value
 
 
 def _ratio(sign: str, whole: str | None, num: str, den: str) -> tuple[Fraction, bool] | None:
@@ -168,7 +193,7 @@ def same(a: Number, b: Number, rel_tol: float) -> bool:
     Exact, except that a number written as a decimal may be rounded: then they may differ by ``rel_tol`` of the larger. A percent sign on
     one side only is read both as a percent and as decoration (``50%`` is ``0.5`` and ``50``). Units that contradict each other differ.
     """
-    if a.unit and b.unit and a.unit != b.unit and not _same_unit(a.unit, b.unit):
+    if contradict(a.unit, b.unit) or (a.percent and measure(b.unit)) or (b.percent and measure(a.unit)):
         return False
     if _close(a.value, b.value, a.decimal or b.decimal, rel_tol):
         return True
@@ -186,7 +211,38 @@ def _close(a: Fraction, b: Fraction, inexact: bool, rel_tol: float) -> bool:
     return abs(a - b) <= Fraction(rel_tol) * max(abs(a), abs(b))
 
 
-def _same_unit(a: str, b: str) -> bool:
-    """Words that describe the same thing: "apples" and "red apples", "apple" and "apples". Measures must match."""
-    measures = set(_ALIASES.values()) | {"cm^2", "cm^3", "m^2", "m^3", "€", "£", "¥"}
-    return not (a in measures and b in measures)
+_MEASURES = {*_ALIASES.values(), "mg", "lb", "oz", "ml", "°", "€", "£", "¥"}
+_COMPOUNDS = {"mph": "mi/h", "kmh": "km/h", "kph": "km/h", "kmph": "km/h", "fps": "ft/s", "mps": "m/s"}
+_ABBREVIATED = {"yr": "year", "yrs": "year", "lbs": "lb", "pounds": "lb", "mile": "mi", "yard": "yd", "pound": "lb", "￥": "¥"}
+_UNIT_TOKEN = re.compile(r"[a-z]+|[°$€£¥￥]|\^?\s*-?\d+|[²³/]|\S")
+
+
+def contradict(a: str, b: str) -> bool:
+    """Whether two units measure different things, or in different steps. "apples" and "red apples" do not; nor does no unit at all."""
+    x, y = measure(a), measure(b)
+    return x is not None and y is not None and x != y
+
+
+@lru_cache(maxsize=1024)
+def measure(unit: str) -> tuple[tuple[str, int], ...] | None:
+    """The measures in a unit with their exponents, as m and s^-1 for "meters per second"; None when it holds any other word."""
+    powers: dict[str, int] = {}
+    sign, power, last, last_sign = 1, 1, "", 1
+    for token in _UNIT_TOKEN.findall(_COMPOUNDS.get(unit.strip(), unit).replace("{", "").replace("}", "").lower()):
+        if token in ("/", "per"):
+            sign = -1
+        elif token in ("square", "sq", "cubic"):
+            power = 3 if token == "cubic" else 2
+        elif token in (".", "*", "·"):
+            continue
+        elif (exponent := {"²": "2", "³": "3", "squared": "2", "cubed": "3"}.get(token, token.strip("^ "))).lstrip("-").isdigit():
+            if not last or len(exponent) > 3:
+                return None
+            powers[last] += last_sign * (int(exponent) - 1)
+        else:
+            last = _ALIASES.get(token, _ABBREVIATED.get(token, token))
+            if last not in _MEASURES:
+                return None
+            powers[last] = powers.get(last, 0) + sign * power
+            last_sign, sign, power = sign, 1, 1
+    return tuple(sorted(powers.items())) or None

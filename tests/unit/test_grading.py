@@ -177,19 +177,45 @@ QWEN_IS_WRONG = [
     ("(1,2)", "[1,2]", False), ("(x+1)2", "x+12", False), ("not A", "A", False), ("either B or A", "A", False), ("(1,2", "1,2)", False),
 ]  # fmt: skip
 
+# Verdicts that were wrong in version 2, and what had to stay as it was.
+REPAIRED_DIFFERENT = [
+    # measures
+    (r"3\text{ m/s}", r"3\text{ km/h}"), (r"5\text{ km/h}", r"5\text{ mph}"), (r"10\text{ ft/s}", r"10\text{ m/s}"),
+    (r"3\text{ m/s}", r"3\text{ m}"), (r"4\text{ cm}^2", r"4\text{ cm}^3"), (r"3\text{ hours}", r"3\text{ days}"),
+    (r"20\%", r"20^\circ"), ("12 apples and 3 pears", "12"), ("5 ft 3 in", "5"), (r"4\pi\text{ cm}^2", r"4\pi\text{ cm}^3"),
+    # unknowns, repeating decimals, letters, sets
+    ("y>3", "x>3"), ("≥ 3", "x > 3"), (r"0.\overline{6}", r"\frac{3}{5}"), (r"0.\overline{6}", "0.66"), ("0.34...", r"\frac13"),
+    (r"\sin 30^\circ", r"\sin 60^\circ"), ("5=x", "6"), ("C", r"\text{(D)}\ 8"), (r"\textbf{(D) } 8", "9"), ("B, C", "AC"),
+    ("A", "AC"), (r"\{x \mid x \ne 2\}", r"x \neq 3"), (r"\langle 1,2 \rangle", "(2,1)"), ("1,2,2", "1,2"), (r"\{1,2,2\}", "1,2"),
+    ("no solution", r"(-\infty,\infty)"), ("3或4", "34"),
+]  # fmt: skip
+REPAIRED_SAME = [
+    (r"5\text{ cm}", "5 cm"), ("5 km/h", "5"), ("3 m/s", "3 meters per second"), ("20", r"20^\circ"), ("4 cm^2", "4 square centimeters"),
+    ("5 cm^{2}", "5 cm²"), ("60 mph", "60 miles per hour"), ("3 red apples", "3 apples"), (r"4\pi\text{ cm}^2", r"4\pi\text{ cm}^{2}"),
+    (r"0.\overline{6}", r"\frac{2}{3}"), (r"0.\overline{3}", r"\frac13"), (r"0.\dot{3}", r"\frac13"), (r"0.1\overline{6}", r"\frac16"),
+    (r"0.\dot{1}4285\dot{7}", "1/7"), ("0.333...", r"\frac13"), (r"0.333\ldots", r"\frac13"), ("0.333...", "0.333"),
+    ("½", "1/2"), ("3½", "3.5"), ("x²", "x^2"), ("≥ 3", r"x \ge 3"), (r"\ge 3", r"[3,\infty)"), ("5=x", "5"),
+    (r"\text{The answer is } 5", "5"), (r"\sin 30^\circ", "0.5"), (r"\cos(60^{\circ})", r"\frac12"), (r"2\tan 45°", "2"),
+    ("D", r"\text{(D)}\ 8"), (r"\textbf{(D) } 8", "8"), ("A, C", "AC"), ("ABD", r"\text{A, B and D}"), ("A、C", "AC"),
+    (r"\text{no solution}", r"\emptyset"), (r"\text{No real solutions}", "no solution"), (r"\varnothing", r"\text{No solution}"),
+    (r"\text{all real numbers}", r"(-\infty,\infty)"), (r"\mathbb{R}", r"(-\infty, \infty)"),
+    (r"\{x \mid x \ne 2\}", r"x \neq 2"), (r"\langle 1,2 \rangle", "(1,2)"), ("3或4", "3,4"), (r"$x=2$ or $x=3$", "2,3"),
+    (r"\{1,2,2\}", r"\{1,2\}"), (r"\{1,2\}", r"\{2,1,1\}"), (r"**$\{x \mid x>0$ and $x \neq 1\}$**", r"$\{x \mid x>0$ and $x \neq 1\}$"),
+]  # fmt: skip
+
 
 def box(answer: str) -> str:
     return f"Therefore \\boxed{{{answer}}}."
 
 
-@pytest.mark.parametrize(("answer", "gold"), SAME + MORE_SAME)
+@pytest.mark.parametrize(("answer", "gold"), SAME + MORE_SAME + REPAIRED_SAME)
 def test_same(answer, gold):
     found = grade(box(answer), gold)
     assert found.verdict == "correct", found
     assert not found.rule.endswith("symbolic")
 
 
-@pytest.mark.parametrize(("answer", "gold"), DIFFERENT + MORE_DIFFERENT)
+@pytest.mark.parametrize(("answer", "gold"), DIFFERENT + MORE_DIFFERENT + REPAIRED_DIFFERENT)
 def test_different(answer, gold):
     found = grade(box(answer), gold)
     assert found.verdict == ("wrong" if answer else "unparsed"), found
@@ -286,6 +312,38 @@ CHOSEN = [  # (answer, gold, verdict) with OPTIONS
 @pytest.mark.parametrize(("answer", "gold", "right"), CHOSEN)
 def test_choices(answer, gold, right):
     assert grade(box(answer), gold, choices=OPTIONS).verdict == ("correct" if right else "wrong")
+
+
+@pytest.mark.parametrize(
+    "answer", ["C", r"\text{C}", r"\textbf{C}", r"\textbf{(C)}", r"(\text{C})", r"\mathrm{(C)}", r"\textbf{(C) } 15", "15"]
+)
+@pytest.mark.parametrize("gold", ["15", "C", r"\textbf{(C)}"])
+def test_letters_however_they_are_written(answer, gold):
+    texts = ("12", "13", "15", "16")
+    assert grade(box(answer), gold, choices=texts).verdict == "correct"
+    assert grade(box(answer), gold, choices=("12", "15", "13", "16")).verdict == (
+        "correct" if (answer == "15") == (gold == "15") else "wrong"
+    )
+
+
+@pytest.mark.parametrize(
+    ("response", "gold"),
+    [
+        ("The correct option is (C).", "C"),
+        ("故选 C。", "C"),
+        ("故选：B", "B"),
+        ("故选择D.", "D"),
+        ("The answer is 12 apples, since 3+9 = 12.", "12"),
+        ("The answer is 7 because 3+4 = 7.", "7"),
+        ("答案为：$x=2$ 或 $x=3$。", "2,3"),
+        ("The answer is (B), because it is longer.", "B"),
+        ("The answer is yes, since 2+2=4.", "yes, since 2+2=4"),
+        ("The answer is 93 (we take 3 because it is odd).", "93 (we take 3 because it is odd)"),
+    ],
+)
+def test_answers_in_sentences(response, gold):
+    assert grade(response, gold).verdict == "correct"
+    assert grade(response, "E").verdict == "wrong"
 
 
 def test_choices_are_an_items_own():
