@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from typing import Any
 
 import pytest
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests in the background has it ignored
 _names = itertools.count()
 # Ray's CPUs are logical: the tests share two real cores, and no test may wait for a place.
 SHARED: dict[str, Any] = {
