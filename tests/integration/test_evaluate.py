@@ -150,6 +150,7 @@ def test_a_live_sampler_in_a_training_loop(cluster):
     run.close()
 
 
+@pytest.mark.slow
 def test_hf_and_vllm_agree_greedily(cluster, tmp_path):
     """The same accuracy to within two problems in 500."""
     same = {"split": "train", "limit": 500, "max_tokens": 40, "cluster": cluster, "output": tmp_path}
@@ -162,6 +163,7 @@ def test_hf_and_vllm_agree_greedily(cluster, tmp_path):
     assert len(change.gained) + len(change.lost) <= 2
 
 
+@pytest.mark.slow
 def test_samples_shots_and_prompts_that_are_too_long(cluster, tmp_path):
     same = {"cluster": cluster, "output": tmp_path, "n": 4, "temperature": 1.0, "limit": 12, "max_tokens": 32}
     found = evaluate("tiny", ["arithmetic", "word_problems"], **same)
