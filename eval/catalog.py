@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from rlkit.errors import DataError, nearest
 from rlkit.formats import SETS, Format, Hub, read_row
-from rlkit.taskfiles import SUFFIXES, cache, cached, file_rows, how_to_get, shipped, split_files
+from rlkit.taskfiles import SUFFIXES, cache, cached, file_rows, given, how_to_get, places, shipped, split_files
 
 LISTING_TIMEOUT_S = 8.0  # for the first answer of the hub, name look-up included
 _CONVERTED = "refs/convert/parquet"  # the branch in which the hub keeps a Parquet copy of every public set: <config>/<split>/0000.parquet
@@ -45,7 +45,7 @@ def resolve(text: str, split: str = "test", data_dir: str | Path | None = None) 
     Raises:
         DataError: a name is unknown (the nearest one is named), nothing is named, or "all" finds none.
     """
-    known = dict.fromkeys([*names(), *_folders([*_data_dir(data_dir), *cached()])])
+    known = dict.fromkeys([*names(), *_folders([*given(data_dir), *cached()])])
     found: dict[str, None] = {}
     for name in (part.strip() for part in text.split(",")):
         if name == "all":
@@ -62,9 +62,9 @@ def resolve(text: str, split: str = "test", data_dir: str | Path | None = None) 
 def _here(split: str, data_dir: str | Path | None) -> list[str]:
     here = [name for name in SETS if locate(name, split, data_dir=data_dir)]
     if not here:
-        places = ", ".join(str(p) for p in [*_data_dir(data_dir), cache()])
+        looked = ", ".join(str(p) for p in [*given(data_dir), cache()])
         raise DataError(
-            f"'all' means the public sets whose split {split!r} is here, and none is (looked in {places}). Fetch some, such as "
+            f"'all' means the public sets whose split {split!r} is here, and none is (looked in {looked}). Fetch some, such as "
             f"rlkit data get gsm8k math500 --split {split}, or say data_dir=DIR."
         )
     return here
@@ -79,7 +79,7 @@ def locate(name: str, split: str = "test", *, data_dir: str | Path | None = None
     Raises:
         DataError: ``data_dir`` is no folder.
     """
-    for root in [*_data_dir(data_dir), *shipped(), *cached()]:
+    for root in places(data_dir):
         file = split_files(root / name).get(split)
         if file is not None:
             return file
@@ -112,15 +112,6 @@ def entries(split: str = "test", *, data_dir: str | Path | None = None) -> list[
         hub = SETS[name].hub if name in SETS else None
         found.append(Entry(name, file, None if file is None else sum(1 for _ in file_rows(file)), None if hub is None else str(hub)))
     return found
-
-
-def _data_dir(data_dir: str | Path | None) -> list[Path]:
-    if data_dir is None:
-        return []
-    path = Path(data_dir).expanduser()
-    if not path.is_dir():
-        raise DataError(f"data_dir {str(data_dir)!r} is no folder.")
-    return [path]
 
 
 def _folders(roots: Iterable[Path]) -> list[str]:

@@ -17,13 +17,13 @@ import numpy as np
 from rlkit import templates
 from rlkit.config import EngineSpec, as_plain
 from rlkit.context import derive_seed
-from rlkit.errors import ConfigError, DataError, RewardError, TooLongError, nearest
+from rlkit.errors import ConfigError, DataError, TooLongError, nearest
 from rlkit.eval import catalog
-from rlkit.eval.metrics import METRICS, Metric, check_metric, grade_responses
+from rlkit.eval.metrics import METRICS, Metric, check_metric, gold_answers, grade_responses
 from rlkit.eval.result import Evaluation, Evaluations, load, summarize
 from rlkit.eval.sources import Live, Saved, Source
 from rlkit.eval.spec import EvalSpec, cache_key, code_of
-from rlkit.eval.store import SUMMARY, Store, folder_name
+from rlkit.eval.store import SUMMARY, Store, add_spent, folder_name, nothing_spent
 from rlkit.tasks import Tasks, load_tasks
 from rlkit.types import Prompt
 
@@ -79,10 +79,10 @@ def evaluate(
     if metric is not None:
         check_metric(metric)
     sets = [_dataset(d, split, data_dir, spec) for d in _names(data, split, data_dir)]
-    for s in sets:
-        nameless = next((p.id for p in s.prompts if p.answer is None), None)
-        if nameless is not None and metric is None and s.name not in METRICS:
-            raise RewardError(f"Problem {nameless!r} has no answer to grade against; give the task an answer field, or a metric.")
+    metrics = [metric or METRICS.get(s.name) for s in sets]
+    for s, decides in zip(sets, metrics, strict=True):
+        if decides is None:
+            gold_answers(s.prompts)  # refuses one without an answer now, not after hours of sampling
     show = sys.stderr.isatty() or "ipykernel" in sys.modules if progress is None else progress
     single = isinstance(data, Tasks) or (isinstance(data, str) and len(sets) == 1 and data.strip() != "all")
     if hasattr(model, "generate"):
@@ -93,7 +93,7 @@ def evaluate(
         source = Saved(model, engine, cluster)
         output = OUTPUT if output is None else output
     with source:
-        found = [_one(source, s, spec, output, resume, metric or METRICS.get(s.name), show) for s in sets]
+        found = [_one(source, s, spec, output, resume, decides, show) for s, decides in zip(sets, metrics, strict=True)]
     return found[0] if single else Evaluations(found)
 
 
@@ -185,7 +185,7 @@ def _one(source: Source, data: _Set, spec: EvalSpec, output: Any, resume: bool, 
         if resume and (folder / SUMMARY).is_file() and (finished := load(folder)).key == key:
             return finished
         store = Store(folder, key, config, spec.n)
-    spent: dict[str, float] = store.spent if store is not None else {"rollout_s": 0.0, "grading_s": 0.0, "tokens": 0}
+    spent = store.spent if store is not None else nothing_spent()
     with store.open(resume) if store is not None else contextlib.nullcontext({}) as done:
         missing = [i for i, p in enumerate(data.prompts) if p.id not in done]
         for rows, rollout_s, grading_s in _chunks(source, data, missing, spec, rules, grading, show):
@@ -194,9 +194,7 @@ def _one(source: Source, data: _Set, spec: EvalSpec, output: Any, resume: bool, 
             if store is not None:
                 store.append(rows, rollout_s, grading_s)
             else:
-                spent["rollout_s"] += rollout_s
-                spent["grading_s"] += grading_s
-                spent["tokens"] += sum(row["tokens"] for row in rows)
+                add_spent(spent, rows, rollout_s, grading_s)
         result = summarize(
             tuple(row for p in data.prompts for row in done[p.id]),
             dataset=data.name,

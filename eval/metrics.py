@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,24 +64,28 @@ def grade_responses(
     """
     if metric is not None:
         return _by_metric(metric, responses, prompts, timeout_s)
+    choices = [prompt.choices for prompt in prompts]
+    return grade_many(responses, gold_answers(prompts), rules=rules, timeout_s=timeout_s, rel_tol=rel_tol, choices=choices)
+
+
+def gold_answers(prompts: Sequence[Prompt]) -> list[str]:
+    """The answers that the grader compares with.
+
+    Raises:
+        RewardError: a prompt has none; names its id.
+    """
     golds = []
     for prompt in prompts:
         if prompt.answer is None:
             raise RewardError(f"Problem {prompt.id!r} has no answer to grade against; give the task an answer field, or register a metric.")
         golds.append(prompt.answer)
-    choices = [prompt.choices for prompt in prompts]
-    return grade_many(responses, golds, rules=rules, timeout_s=timeout_s, rel_tol=rel_tol, choices=choices)
+    return golds
 
 
 def _by_metric(metric: Metric, responses: Sequence[str], prompts: Sequence[Prompt], timeout_s: float) -> list[Verdict]:
     import cloudpickle
 
-    pool = KillablePool()
-    try:
-        task = Task.of(cloudpickle.dumps(_Call(metric)))
-        outcomes = pool.run(task, list(zip(responses, prompts, strict=True)), timeout_s)
-    finally:
-        pool.close()
+    outcomes = _pool().run(Task.of(cloudpickle.dumps(_Call(metric))), list(zip(responses, prompts, strict=True)), timeout_s)
     verdicts = []
     for outcome, prompt in zip(outcomes, prompts, strict=True):
         name = getattr(metric, "__name__", repr(metric))
@@ -92,6 +97,12 @@ def _by_metric(metric: Metric, responses: Sequence[str], prompts: Sequence[Promp
         else:
             verdicts.append(_verdict(outcome.value, name, prompt))
     return verdicts
+
+
+@functools.cache
+def _pool() -> KillablePool:
+    """This process's pool for metrics: one for all parts of an evaluation."""
+    return KillablePool()
 
 
 class _Call:

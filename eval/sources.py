@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from rlkit import localhead
-from rlkit.config import EngineSpec, as_plain
+from rlkit.config import as_plain
 from rlkit.context import Owner
 from rlkit.eval.spec import engine_facts
 
@@ -64,43 +64,32 @@ class Saved(Source):
 
     def __init__(self, model: str | Path, engine: dict[str, Any], cluster: Any) -> None:
         from rlkit import models
+        from rlkit.cluster import Cluster, current, load_spec
 
-        self._settings, self._given = engine, cluster
-        self._cluster: Any = None
-        self._own = False
+        self._cluster: Any = cluster if isinstance(cluster, Cluster) else (current() if cluster is None else None)
+        self._own = self._cluster is None and cluster is None  # then one is started, so that ending it takes nothing from anybody
+        self._config = self._cluster.spec if self._cluster is not None else load_spec(_config_here() if self._own else cluster)
         self._owner: Owner | None = None
         self._made: Any = None
         found = models.resolve(str(model))
         self._path, self.name = str(found.path), found.name
-        self._spec = self._engine_spec()
+        self._spec = self._config.sampler.but(**engine)
         self.facts = {
             "model": {"name": found.name, "fingerprint": found.fingerprint},
             "engine": engine_facts(self._spec.engine, as_plain(self._spec)),
         }
 
-    def _engine_spec(self) -> EngineSpec:
-        from rlkit.cluster import Cluster, current, load_spec
-
-        held = self._given if isinstance(self._given, Cluster) else (current() if self._given is None else None)
-        spec = held.spec if held is not None else load_spec(self._given if self._given is not None else _config_here())
-        return spec.sampler.but(**self._settings)
-
     @property
     def sampler(self) -> Any:
         if self._made is None:
-            from rlkit.cluster import Cluster, connect, current, load_spec
+            from rlkit.cluster import connect
             from rlkit.sampler import Sampler
 
-            if isinstance(self._given, Cluster):
-                self._cluster = self._given
-            elif self._given is not None:
-                self._cluster = connect(self._given)
-            elif (held := current()) is not None:
-                self._cluster = held
-            else:  # one of its own, so that ending it takes nothing from anybody
+            if self._own:
                 _end_orphans()
-                name = f"eval-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-                self._cluster, self._own = connect(load_spec(_config_here()).but(name=name, dashboard=False)), True
+                self._config = self._config.but(name=f"eval-{os.getpid()}-{uuid.uuid4().hex[:6]}", dashboard=False)
+            if self._cluster is None:
+                self._cluster = connect(self._config)
             self._owner = Owner(f"eval-{uuid.uuid4().hex[:8]}", cluster=self._cluster)
             self._made = Sampler.start(self._path, self._spec, self._owner)
         return self._made
@@ -108,7 +97,7 @@ class Saved(Source):
     def __exit__(self, *_: object) -> None:
         from rlkit import actors
 
-        if self._own:
+        if self._own and self._cluster is not None:
             self._cluster.shutdown()
             localhead.forget(self._cluster.spec.name)
         elif self._owner is not None:

@@ -25,7 +25,7 @@ class Store:
 
     def __init__(self, folder: Path, key: str, config: Mapping[str, Any], n: int) -> None:
         self.folder, self.key, self.config, self.n = folder, key, config, n
-        self.spent = {"rollout_s": 0.0, "grading_s": 0.0, "tokens": 0}
+        self.spent = nothing_spent()
 
     @contextlib.contextmanager
     def open(self, resume: bool = True) -> Iterator[dict[str, list[dict[str, Any]]]]:
@@ -48,9 +48,7 @@ class Store:
 
     def append(self, rows: Sequence[Mapping[str, Any]], rollout_s: float, grading_s: float) -> None:
         """Add the rows of whole problems; they are on disk when this returns."""
-        self.spent["rollout_s"] += rollout_s
-        self.spent["grading_s"] += grading_s
-        self.spent["tokens"] += sum(row["tokens"] for row in rows)
+        add_spent(self.spent, rows, rollout_s, grading_s)
         path = self.folder / SAMPLES
         with _writing(path), path.open("a", encoding="utf-8", errors="backslashreplace") as out:
             out.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
@@ -89,6 +87,18 @@ class Store:
 
     def _write_config(self) -> None:
         replace(self.folder / CONFIG, json.dumps({"key": self.key, **self.config, "spent": self.spent}, indent=1, default=str) + "\n")
+
+
+def nothing_spent() -> dict[str, float]:
+    """Seconds of sampling and of grading, and sampled tokens, over all sittings."""
+    return {"rollout_s": 0.0, "grading_s": 0.0, "tokens": 0}
+
+
+def add_spent(spent: dict[str, float], rows: Sequence[Mapping[str, Any]], rollout_s: float, grading_s: float) -> None:
+    """Count what some rows took."""
+    spent["rollout_s"] += rollout_s
+    spent["grading_s"] += grading_s
+    spent["tokens"] += sum(row["tokens"] for row in rows)
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:

@@ -38,10 +38,7 @@ def find(name_or_path: str | Path, split: str, data_dir: str | Path | None) -> S
     """
     text = str(name_or_path)
     path = Path(text).expanduser()
-    roots = [Path(data_dir).expanduser()] if data_dir is not None else []
-    if roots and not roots[0].is_dir():
-        raise DataError(f"data_dir {str(data_dir)!r} is no folder.")
-    roots += [*shipped(), *cached()]
+    roots = places(data_dir)
     if _NAME.fullmatch(text):
         folders = [root / text for root in roots if (root / text).is_dir()]
         if folders:
@@ -63,6 +60,29 @@ def find(name_or_path: str | Path, split: str, data_dir: str | Path | None) -> S
         f"There is no task set {text!r}{nearest(text, [*known, *FORMATS]) or '.'} Sets here: {', '.join(known)}. It may also be a .jsonl "
         f"or .parquet file, or a Hugging Face hub id such as openai/gsm8k:main."
     )
+
+
+def places(data_dir: str | Path | None) -> list[Path]:
+    """Where a set is looked for by name, in this order: ``data_dir``, the shipped sets, what was fetched.
+
+    Raises:
+        DataError: ``data_dir`` is no folder.
+    """
+    return [*given(data_dir), *shipped(), *cached()]
+
+
+def given(data_dir: str | Path | None) -> list[Path]:
+    """``data_dir``, when there is one.
+
+    Raises:
+        DataError: it is no folder.
+    """
+    if data_dir is None:
+        return []
+    path = Path(data_dir).expanduser()
+    if not path.is_dir():
+        raise DataError(f"data_dir {str(data_dir)!r} is no folder.")
+    return [path]
 
 
 def shipped() -> list[Path]:

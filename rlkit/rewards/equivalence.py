@@ -400,11 +400,7 @@ def _rows(text: str) -> list[list[str]] | None:
 def _unions(a: str, g: str) -> tuple[str, list[str], list[str]] | None:
     """The parts of two unions of intervals or sets, in any order."""
     x, y = (re.split(r"\s*(?:\\cup(?![a-z])|∪|(?<=[)\]])\s*U\s*(?=[(\[]))\s*", t) for t in (a, g))
-    if len(x) < 2 and len(y) < 2:
-        return None
-    if len(x) != len(y):
-        return None
-    return "set", x, y
+    return ("set", x, y) if len(x) == len(y) > 1 else None
 
 
 _UNIT_WORDS = "|".join(
