@@ -1,7 +1,7 @@
 """Decide whether two final answers are the same, structure first: text, number, choice, inequality, then list, tuple, interval, set,
 union or matrix by elements.
 
-What is left are single expressions and equations. `rlkit.rewards.expression` compares them by value. Those that it cannot read go to a
+What is left are single expressions and equations. `rlkit.rewards.values` compares them by value. Those that it cannot read go to a
 ``leaf`` function: in the calling process it is absent (the answer is then "not decided here"), in a worker process of the pool it is
 math-verify's symbolic comparison, which may hang and is killed then.
 """
@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
-from rlkit.rewards import expression, numeric
+from rlkit.rewards import expression, numeric, values
+from rlkit.rewards.cleaning import clean, depth
+from rlkit.rewards.ranges import RELATION, UNKNOWN, as_ranges, as_relations, difference, plain_name
+from rlkit.rewards.structure import bracket, elements, matrices, split, unions
 
 MAX_LENGTH = 300  # characters of an answer, or 8 times the gold answer's when that is more: a right one is not that much longer
 MAX_DEPTH = 40  # nested brackets
-
 Leaf = Callable[[str, str], bool]
 
 
@@ -28,85 +29,13 @@ class Decision(NamedTuple):
     rule: str
 
 
-_WRAP = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
-_PUNCTUATION = str.maketrans("，：；（）【】［］｛｝。％＝＋－、！＜＞０１２３４５６７８９", ",:;()[][]{}.%=+-,!<>0123456789")
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|rm|bf|operatorname|bm|boldsymbol)\s*\{([^{}]*)\}")
-_DROP = re.compile(
-    r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[,!;:>]|(?<!\\)\\(?=\s)|\\q?quad\b|\\displaystyle|\\bigl?|\\bigr|\\Bigl?|\\Bigr|[\u200b\u200e\ufeff]"
-)
 _LHS = re.compile(
     r"\([A-Za-z],\s*[A-Za-z](?:,\s*[A-Za-z])?\)|"
     r"\\?[A-Za-z]\w{0,8}(?:_\{?\w{1,8}\}?)?'*(?:\s*\(\\?\w{1,8}(?:,\s*\w{1,8}){0,3}\))?|(?:[A-Za-z]{1,20} ){0,6}[A-Za-z]{1,20}"
 )
 _CHOICE = re.compile(r"\(?\s*([A-Ja-j])\)?(?:[.:)、]\s*.*|\s*\)|)", re.DOTALL)
-_LISTED = re.compile(r"^([A-Ja-j])、(?!\s*[A-Ja-j]\s*(?:[、和或]|$))\s*")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'’\-]*(?:[ ,.&-]+[A-Za-z][A-Za-z'’\-]*)*\.?")
 _FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "sqrt", "arcsin", "arccos", "arctan", "frac", "sinh", "cosh", "tanh"}
-_OPEN, _CLOSE = "([{", ")]}"
-_SCRIPTS = re.compile("[⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
-_SCRIPT_DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
-_VULGAR = {
-    c: f"\\frac{{{n}}}{{{d}}}"
-    for c, n, d in (
-        ("½", 1, 2), ("⅓", 1, 3), ("⅔", 2, 3), ("¼", 1, 4), ("¾", 3, 4), ("⅕", 1, 5), ("⅖", 2, 5), ("⅗", 3, 5), ("⅘", 4, 5), ("⅙", 1, 6),
-        ("⅚", 5, 6), ("⅛", 1, 8), ("⅜", 3, 8), ("⅝", 5, 8), ("⅞", 7, 8),
-    )
-}  # fmt: skip
-_PRECOMPOSED = re.compile(f"[{''.join(_VULGAR)}]")
-_CHINESE_AND = re.compile(r"(?<=[^一-鿿\s])\s*(?:或者|以及|或|和|、)\s*(?=[^一-鿿\s])")
-_LEAD = re.compile(r"(?:(?:so|thus|therefore|hence),? )?the (?:final |correct )?answer is:? (?=\S)", re.IGNORECASE)
-_DOLLARS = re.compile(r"\$[^$]+\$(?:\s*(?:, (?:and|or)|,|and|or)\s*\$[^$]+\$)+")
-_PM = re.compile(r"\\pm|±|\+/-|\+-")
-
-
-@lru_cache(maxsize=8192)
-def clean(text: str) -> str:
-    """The answer without what only changes its looks: delimiters, spacing, full-width punctuation, ``\\text``, bold, a final stop."""
-    text = _LISTED.sub(r"\1. ", text.strip()).translate(_PUNCTUATION)
-    if not text.isascii():
-        text = _SCRIPTS.sub(lambda m: f"^{{{m.group().translate(_SCRIPT_DIGITS)}}}", text)
-        text = _CHINESE_AND.sub(", ", _PRECOMPOSED.sub(lambda m: _VULGAR[m.group()], text))
-    for _ in range(4):
-        before = text
-        text = text.strip("*` \t\r\n").rstrip(".") if not text.endswith("...") else text.strip()
-        for left, right in _WRAP:
-            if text.startswith(left) and text.endswith(right) and len(text) >= len(left) + len(right):
-                inner = text[len(left) : -len(right)]
-                if left not in inner:
-                    text = inner.strip()
-        if text.startswith("$") and text.count("$") == 2 and len(text) > 2:  # "$5$ ft"
-            text = text.replace("$", "")
-        if text.startswith(("\\boxed{", "\\fbox{")) and text.endswith("}"):
-            text = text[text.index("{") + 1 : -1]
-        if text == before:
-            break
-    if "$" in text and _DOLLARS.fullmatch(text):
-        text = text.replace("$", "")
-    text = _DROP.sub(" ", text) if "\\" in text or "\u200b" in text else text
-    if "{" in text:
-        text = _TEXT.sub(r" \1 ", text)
-    text = text.replace("dfrac", "frac").replace("tfrac", "frac").replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
-    text = _LEAD.sub("", " ".join(text.split()), count=1) if text[:1].isalpha() or text[:1] == " " else " ".join(text.split())
-    if text.startswith("\\langle") and text.endswith("\\rangle") and "," in text and text.count("\\langle") == 1:
-        text = f"({text[7:-7].strip()})"
-    return text
-
-
-def depth(text: str) -> int:
-    """The deepest nesting of brackets."""
-    level = deepest = 0
-    for c in text:
-        if c in _OPEN:
-            level += 1
-            deepest = max(deepest, level)
-        elif c in _CLOSE:
-            level -= 1
-    return deepest
-
-
-_RELATION_TEXT = r"\\(?:leqslant|leq|le|geqslant|geq|ge|lt|gt|neq|ne)(?![A-Za-z])|<=|>=|[<>≤≥≠]"
-_RELATION = re.compile(_RELATION_TEXT)
-_UNEQUAL = re.compile(r"\\neq?(?![A-Za-z])|≠")
 
 
 def compare(answer: str, gold: str, *, rel_tol: float = 1e-4, leaf: Leaf | None = None, options: Sequence[str] | None = None) -> Decision:
@@ -145,9 +74,9 @@ def _compare(a: str, g: str, rel_tol: float, leaf: Leaf | None) -> Decision:
         return Decision(based, "base")
     if any(kind.fullmatch(a) and kind.fullmatch(g) for kind in (_NONE, _ALL)):
         return Decision(True, "text")
-    if (relations := _relations(a, g)) is not None:
+    if (relations := as_relations(a, g)) is not None:
         return _compare(*relations, rel_tol, leaf) if relations else Decision(False, "kind")
-    if (ranges := _as_ranges(a, g)) is not None:
+    if (ranges := as_ranges(a, g)) is not None:
         return _compare(*ranges, rel_tol, leaf)
     if (equation := _sides(a, g)) is not None:
         return _compare(*equation, rel_tol, leaf)
@@ -156,7 +85,7 @@ def _compare(a: str, g: str, rel_tol: float, leaf: Leaf | None) -> Decision:
     text = _as_text(a, g)
     if text is not None:
         return text
-    parts = _matrices(a, g) or _unions(a, g) or _elements(a, g)
+    parts = matrices(a, g) or unions(a, g) or elements(a, g)
     if parts is not None:
         return _compare_elements(*parts, rel_tol, leaf)
     if (target is not None and _is_words(a)) or (number is not None and _is_words(g)):
@@ -224,29 +153,6 @@ def _labelled(a: str, g: str) -> tuple[str, str] | tuple[()] | None:
     return (a[x.end() :], g) if x is not None and x[1] not in g else None
 
 
-_BARE = re.compile(rf"(?:{_RELATION_TEXT})\s*[^\s<>=≤≥≠].*")
-_UNKNOWN = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_\{?\w{1,4}\}?)?")
-
-
-def _relations(a: str, g: str) -> tuple[str, str] | tuple[()] | None:
-    """``\\ge 3`` and ``\\{x | x \\ne 2\\}`` as relations of an unknown; () when these are of two unknowns, None when nothing changes."""
-    if not (_RELATION.search(a) or _RELATION.search(g)):
-        return None
-    x, y = (b[2].strip() if (b := _BUILDER.fullmatch(t)) and _UNEQUAL.search(t) else t for t in (a, g))
-    name_x, name_y = _unknown(x), _unknown(y)
-    x = f"{name_y or 'x'} {x}" if _BARE.fullmatch(x) else x
-    y = f"{name_x or 'x'} {y}" if _BARE.fullmatch(y) else y
-    if (x, y) != (a, g):
-        return x, y
-    return () if name_x and name_y and _name(name_x) != _name(name_y) else None
-
-
-def _unknown(text: str) -> str | None:
-    """The unknown of one inequality, when it stands alone on its side."""
-    found = _inequality(text)
-    return found[0] if found is not None and _UNKNOWN.fullmatch(found[0]) else None
-
-
 def _as_letter(gold: str, options: Sequence[str]) -> str:
     """The letter of a gold answer that is written as the text of one of the options; else the gold itself."""
     texts, text = [clean(o) for o in options], clean(gold)
@@ -299,110 +205,6 @@ def _in_base(a: str, g: str) -> bool | None:
     return x[1].lower() == y[1].lower() and (x[2] is None or y[2] is None or x[2] == y[2])
 
 
-_RELATIONS = {
-    "leqslant": "<=",
-    "leq": "<=",
-    "le": "<=",
-    "geqslant": ">=",
-    "geq": ">=",
-    "ge": ">=",
-    "lt": "<",
-    "gt": ">",
-    "≤": "<=",
-    "≥": ">=",
-    "ne": "!=",
-    "neq": "!=",
-    "≠": "!=",
-}
-_MEMBER = re.compile(r"^\(?\\?[A-Za-z]\w{0,8}\)?\s*(?:\\in(?![a-z])|∈)\s*")
-_BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in(?![a-z])\s*(?:\\mathbb\s*\{?R\}?|R)\s*)?(?:\||\\mid|:|\\vert)(.*)\\\}")
-_VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_\{?\w{1,4}\}?)?")
-_INTERVAL = re.compile(r"[(\[].*,.*[)\]]")
-
-
-def _as_ranges(a: str, g: str) -> tuple[str, str] | None:
-    """Both as unions of intervals, when at least one is written as an inequality, with ``\\in`` or as ``\\{x | ...\\}``."""
-    x, y = _range(a), _range(g)
-    if x is None and y is None:
-        return None
-    x, y = x or a, y or g
-    return (
-        (x, y)
-        if (x, y) != (a, g) and all(_INTERVAL.fullmatch(t.split("\\cup")[0].strip()) or t.startswith("\\{") for t in (x, y))
-        else None
-    )
-
-
-def _range(text: str) -> str | None:
-    """``x < 3`` as ``(-\\infty,3)``, ``1 \\le x < 2 or x > 5`` as a union; None when it is no such thing."""
-    member = _MEMBER.match(text)
-    if member:
-        return text[member.end() :].strip() or None
-    builder = _BUILDER.fullmatch(text)
-    if builder is not None:
-        text = builder[2].strip()
-    if _RELATION.search(text) is None:
-        return None
-    pieces = [_inequality(part.strip()) for part in re.split(r"\s+or\s+|\\vee|\\lor(?![a-z])|,", text)]
-    if None in pieces:
-        return None
-    if len({p[0] for p in pieces if p}) != 1:
-        return None
-    return "\\cup ".join(p[1] for p in pieces if p)
-
-
-def _inequality(text: str) -> tuple[str, str] | None:
-    """(variable, interval) of one inequality or a chain of two, with the variable alone on its side."""
-    signs = [_RELATIONS.get(m.group().lstrip("\\"), m.group()) for m in _RELATION.finditer(text)]
-    sides = [side.strip() for side in _RELATION.split(text)]
-    if len(signs) not in (1, 2) or "" in sides or any(s not in ("<", ">", "<=", ">=") for s in signs):
-        return None
-    names = [bool(_VARIABLE.fullmatch(side)) and "infty" not in side and side != "\\pi" for side in sides]
-    if len(signs) == 1 and names[0] != names[1]:
-        if not names[0]:
-            sides, signs = sides[::-1], [signs[0].translate(str.maketrans("<>", "><"))]
-        bracket = "]" if "=" in signs[0] else ")"
-        if signs[0].startswith("<"):
-            return sides[0], f"(-\\infty,{sides[1]}{bracket}"
-        return sides[0], f"{'[' if bracket == ']' else '('}{sides[1]},\\infty)"
-    if len(signs) == 2 and names == [False, True, False] and signs[0][0] == signs[1][0]:
-        if signs[0].startswith(">"):
-            sides, signs = sides[::-1], signs[::-1]
-        return sides[1], f"{'[' if '=' in signs[0] else '('}{sides[0]},{sides[2]}{']' if '=' in signs[1] else ')'}"
-    return None
-
-
-_MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end\{\1\}")
-
-
-def _matrices(a: str, g: str) -> tuple[str, list[str], list[str]] | None:
-    """The entries of two matrices; matrices of different shapes give lists of different lengths."""
-    x, y = _rows(a), _rows(g)
-    if x is None or y is None:
-        return None
-    if [len(r) for r in x] != [len(r) for r in y]:
-        return "ordered", [], [""]
-    return "ordered", [cell for row in x for cell in row], [cell for row in y for cell in row]
-
-
-def _rows(text: str) -> list[list[str]] | None:
-    """The cells of a matrix in round or square brackets, row by row; None for all else, as a determinant."""
-    for opening, closing in (("(", ")"), ("[", "]")):
-        if text.startswith(opening) and text.endswith(closing) and "\\begin{" in text[:10]:
-            text = text[1:-1].strip()
-    m = _MATRIX.fullmatch(text)
-    if m is None or m[1] in ("vmatrix", "Vmatrix") or "\\begin" in m[2]:
-        return None
-    rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", m[2]) if row.strip()]
-    return [[cell.strip() for cell in row.split("&")] for row in rows]
-
-
-def _unions(a: str, g: str) -> tuple[str, list[str], list[str]] | None:
-    """The parts of two unions of intervals or sets, in any order."""
-    x, y = (re.split(r"\s*(?:\\cup(?![a-z])|∪|(?<=[)\]])\s*U\s*(?=[(\[]))\s*", t) for t in (a, g))
-    return ("set", x, y) if len(x) == len(y) > 1 else None
-
-
 _UNIT_WORDS = "|".join(
     sorted(
         {*(w for w in numeric._ALIASES if len(w) > 1), *(w for w in numeric._ALIASES.values() if len(w) > 1), "mph", "units?", "unit"}
@@ -427,8 +229,6 @@ def _without_units(a: str, g: str) -> tuple[str, str] | tuple[()] | None:
 
 
 _PROSE = re.compile(r"(?<![\\\\A-Za-z{])[A-Za-z]{3,}(?![A-Za-z}])")
-
-
 _RANGES = {"relation", "union", "tuple"}  # ways to write the same range
 _MATRIX_OPENS = re.compile(r"\\begin\{(?:[pbB]?matrix|array)\}")
 _BINOMIAL = re.compile(
@@ -443,12 +243,12 @@ def _kind(text: str) -> str | None:
         return "matrix" if _MATRIX_OPENS.search(text) and _BINOMIAL.search(text) is None else None
     if _is_words(text):
         return None if "infinity" in text.lower() or "empty" in text.lower() else "words"
-    if _RELATION.search(text):
+    if RELATION.search(text):
         return "relation"
     if text.startswith(_BRACKETS) and ("\\cup" in text or "∪" in text):
         return "union"
-    opening, inside, _ = _bracket(text)
-    if opening in ("(", "[") and len(_split(inside, True)) > 1:
+    opening, inside, _ = bracket(text)
+    if opening in ("(", "[") and len(split(inside, True)) > 1:
         return "tuple"
     if _split_equation(text)[0] is not None:
         return "equation"
@@ -464,11 +264,11 @@ def _lacks_a_variable(a: str, g: str) -> bool:
     """Whether one side has a variable that the other, which the grammar may not read, does not mention at all."""
     for text, other in ((a, g), (g, a)):
         sides = [expression.parse(side.strip()) for side in text.split("=")]
-        said, commands = _name(_COMMAND.sub(" ", other)), set(_COMMAND.findall(other))
+        said, commands = plain_name(_COMMAND.sub(" ", other)), set(_COMMAND.findall(other))
         for side in sides:
             if None in sides or side is None:
                 break
-            names = side.names - expression.CONSTANTS
+            names = side.names - values.CONSTANTS
             if any((name not in commands if name[0] == "\\" else name.lower() not in said) for name in names if "\\" not in name[1:]):
                 return True
     return False
@@ -482,13 +282,13 @@ def _by_value(a: str, g: str, rel_tol: float) -> bool | None:
 
 def _same_value(a: str, g: str, rel_tol: float) -> bool | None:
     """The verdict on two expressions, or on two equations that are multiples of each other; None when it takes a symbolic comparison."""
-    if _RELATION.search(a) or _RELATION.search(g):
-        x, y = _difference(a), _difference(g)
+    if RELATION.search(a) or RELATION.search(g):
+        x, y = difference(a), difference(g)
         if x is None or y is None:
             return None
-        return x[1] == y[1] and expression.proportional(x[0], y[0], positive=x[1] != "!=")
+        return x[1] == y[1] and values.proportional(x[0], y[0], positive=x[1] != "!=")
     if "=" not in a and "=" not in g:
-        return expression.same(a, g, rel_tol)
+        return values.same(a, g, rel_tol)
     left_a, sign_a, right_a = a.partition("=")
     left_g, sign_g, right_g = g.partition("=")
     if bool(sign_a) != bool(sign_g):  # the equation of a curve is no value; "AB = 5" may be one
@@ -496,21 +296,10 @@ def _same_value(a: str, g: str, rel_tol: float) -> bool | None:
         return False if "^" in left and expression.parse(left) is not None else None
     if "=" in right_a or "=" in right_g or left_a[-1:] in tuple("<>!\\") or left_g[-1:] in tuple("<>!\\"):
         return None
-    found = expression.proportional(f"({left_a})-({right_a})", f"({left_g})-({right_g})")
+    found = values.proportional(f"({left_a})-({right_a})", f"({left_g})-({right_g})")
     if found is None and not any((e := expression.parse(t)) is None or e.names for t in (right_a, right_g)):
-        return False if expression.same(right_a, right_g, rel_tol) is False else None  # "|A| = -6": what the left is worth differs
+        return False if values.same(right_a, right_g, rel_tol) is False else None  # "|A| = -6": what the left is worth differs
     return found
-
-
-def _difference(text: str) -> tuple[str, str] | None:
-    """(expression, "<", "<=" or "!=") of one inequality, brought to the form that the expression is below 0, or is not 0."""
-    sides, signs = _RELATION.split(text), _RELATION.findall(text)
-    if len(signs) != 1 or "=" in "".join(sides):
-        return None
-    sign = _RELATIONS.get(signs[0].lstrip("\\"), signs[0])
-    if sign[0] in "<!":
-        return f"({sides[0]})-({sides[1]})", sign
-    return (f"({sides[1]})-({sides[0]})", sign.replace(">", "<")) if sign[0] == ">" else None
 
 
 def _sides(a: str, g: str) -> tuple[str, str] | None:
@@ -518,7 +307,7 @@ def _sides(a: str, g: str) -> tuple[str, str] | None:
     left_a, right_a = _split_equation(a)
     left_g, right_g = _split_equation(g)
     if left_a is not None and left_g is not None:
-        x, y = _name(left_a), _name(left_g)
+        x, y = plain_name(left_a), plain_name(left_g)
         alike = x == y or (_GRAPH.fullmatch(x) and _GRAPH.fullmatch(y)) or (_is_words(left_a) or _is_words(left_g))
         return (right_a, right_g) if alike else None
     if left_a is not None and "=" not in g:
@@ -537,13 +326,8 @@ def _other_unknowns(a: str, g: str) -> bool:
     left_g, right_g = _split_equation(g)
     if left_a is None or left_g is None:
         return False
-    x, y = _name(left_a), _name(left_g)
-    return x != y and x not in _name(_COMMAND.sub(" ", right_g)) and y not in _name(_COMMAND.sub(" ", right_a))
-
-
-def _name(text: str) -> str:
-    """``a_{n}`` and ``A_n`` alike."""
-    return text.translate(str.maketrans("", "", " {}")).lower()
+    x, y = plain_name(left_a), plain_name(left_g)
+    return x != y and x not in plain_name(_COMMAND.sub(" ", right_g)) and y not in plain_name(_COMMAND.sub(" ", right_a))
 
 
 def _split_equation(text: str) -> tuple[str | None, str]:
@@ -553,7 +337,7 @@ def _split_equation(text: str) -> tuple[str | None, str]:
     if not sign or not right or "=" in right or left.endswith(("<", ">", "!", "\\")):
         return None, text
     if _LHS.fullmatch(left) is None:
-        if _UNKNOWN.fullmatch(right) and numeric.parse(left) is not None:  # "5 = x"
+        if UNKNOWN.fullmatch(right) and numeric.parse(left) is not None:  # "5 = x"
             return right, left
         return None, text
     return left, right
@@ -580,89 +364,6 @@ def _as_text(a: str, g: str) -> Decision | None:
 def _letters(text: str) -> str:
     words = re.findall(r"[a-z0-9]+", text.lower().replace("’", "").replace("'", ""))
     return " ".join(w for w in words if w not in ("the", "a", "an"))
-
-
-def _elements(a: str, g: str) -> tuple[str, list[str], list[str]] | None:
-    """(kind, elements of a, elements of g) when both are of one structure; kind is "ordered" or "set". ("differ", [], []) when not."""
-    a, g = _expand_pm(a), _expand_pm(g)
-    left_a, inside_a, right_a = _bracket(a)
-    left_g, inside_g, right_g = _bracket(g)
-    items_a, items_g = _split(inside_a, bool(left_a)), _split(inside_g, bool(left_g))
-    if len(items_a) < 2 and len(items_g) < 2:
-        if left_a == left_g == "\\{":
-            return "set", items_a, items_g
-        return None
-    if any(sign in text for sign in ("\\cup", "\\begin", "∪") for text in (a, g)):
-        return None
-    if "" in items_a or "" in items_g:
-        return None
-    unordered = ("", "\\{")
-    if left_a == left_g == "\\{":
-        items_a, items_g = list(dict.fromkeys(items_a)), list(dict.fromkeys(items_g))  # a set has no repetitions
-    if left_a in unordered and left_g in unordered:
-        return "set", items_a, items_g
-    if (left_a, right_a) == (left_g, right_g) or (len(items_a) > 2 and {left_a, left_g} == {"(", "["}):
-        return "ordered", items_a, items_g
-    if {left_a, left_g} <= {"(", "["} and len(items_a) == len(items_g) == 2:  # an interval's ends belong to it or do not
-        return "ordered", [], [""]
-    return None
-
-
-def _expand_pm(text: str) -> str:
-    """``1 \\pm \\sqrt{2}`` as the list of both values."""
-    if len(_PM.findall(text)) != 1 or "," in text:
-        return text
-    return f"{_PM.sub('+', text)}, {_PM.sub('-', text)}".removeprefix("+")
-
-
-def _bracket(text: str) -> tuple[str, str, str]:
-    """(opening, inside, closing) when one pair of brackets encloses the whole text, else ("", text, "")."""
-    opening = "\\{" if text.startswith("\\{") else text[:1]
-    closing = "\\}" if text.endswith("\\}") else text[-1:]
-    if opening not in ("(", "[", "\\{", "{") or closing not in (")", "]", "\\}", "}") or len(text) < 2:
-        return "", text, ""
-    inside = text[len(opening) : -len(closing)]
-    level = 0
-    for c in inside.replace("\\{", "{").replace("\\}", "}"):
-        level += (c in _OPEN) - (c in _CLOSE)
-        if level < 0:  # "(1) + (2)", "[1,2] and (3,4]"
-            return "", text, ""
-    if level != 0:
-        return "", text, ""
-    if opening == "{":
-        opening, closing = "\\{", "\\}"
-    return opening, inside.strip(), closing
-
-
-def _split(text: str, bracketed: bool = False) -> list[str]:
-    """Cut at commas and semicolons (and "and", "or") outside of brackets. A number such as 1,234 is one, but two where ``bracketed``."""
-    if not bracketed and numeric.parse(text) is not None:
-        return [text]
-    out, level, start, i = [], 0, 0, 0
-    while i < len(text):
-        c = text[i]
-        if c == "\\" and text[i + 1 : i + 2] in ("{", "}"):
-            level += 1 if text[i + 1] == "{" else -1
-            i += 2
-            continue
-        if c in _OPEN:
-            level += 1
-        elif c in _CLOSE:
-            level -= 1
-        elif level == 0 and c in ",;":
-            out.append(text[start:i].strip())
-            start = i + 1
-        elif level == 0 and c == " " and (m := _AND.match(text, i)):
-            if text[start:i].strip():
-                out.append(text[start:i].strip())
-            start = i = m.end()
-            continue
-        i += 1
-    out.append(text[start:].strip())
-    return out
-
-
-_AND = re.compile(r" (?:and|or) ")
 
 
 def _compare_elements(kind: str, a: Sequence[str], g: Sequence[str], rel_tol: float, leaf: Leaf | None) -> Decision:
