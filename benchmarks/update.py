@@ -13,7 +13,8 @@ Sections:
   all logits.
 
 Times are of whole updates: packing on the host, forward, backward, optimizer step. Each case is a process of its own, warmed up by an
-update of the same shapes; the median of three is reported. Tokens are real ones, of prompts and responses, never padding.
+update of the same shapes; the median of three is reported. Tokens are real ones, of prompts and responses, never padding. The gradient's
+norm at the first step tells whether the cases of a section compute the same: ``norm`` in the table is its ratio to that of the first case.
 
 Model FLOPs are 6 x parameters x tokens (a tied embedding counts once, as the head) + 6 x layers x hidden x T^2 a sequence of T tokens for
 causal attention: 2 x T^2 x hidden for scores and their product with the values, forward, and twice that backward. Recomputation does not
@@ -39,7 +40,7 @@ import machine
 import numpy as np
 
 REPEATS = 3
-HEADER = "section  measure kernels   micro  chunk  tokens/s    MFU x plain peak GiB"
+HEADER = "section  measure kernels   micro  chunk  tokens/s    MFU x plain peak GiB    norm"
 QWEN = {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
 QWEN |= {"num_key_value_heads": 2, "max_position_embeddings": 8192}
 SMOLLM2 = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
@@ -149,8 +150,9 @@ def measure_rlkit(case: dict[str, Any], gpu: bool) -> dict[str, Any]:
     warm, _ = work.plan(make_work(case, case["warm_prompts"]), objective, planned, 0)
     whole, facts = work.plan(make_work(case), objective, planned, 0)
     start = time.perf_counter()
-    trainer.update(warm[0], lambda: False)
-    out["warm_up_seconds"] = time.perf_counter() - start
+    first = trainer.update(warm[0], lambda: False)
+    out |= {"warm_up_seconds": time.perf_counter() - start, "grad_norm": first["norms"][0]}
+    out["entropy"] = first["sums"]["entropy"] / first["tokens"]
     if case.get("profile"):
         profile(lambda: trainer.update(warm[0], lambda: False))
     last: dict[str, Any] = {}
@@ -209,11 +211,12 @@ def measure_plain(case: dict[str, Any], gpu: bool) -> dict[str, Any]:
             logp = torch.log_softmax(logits[:, :-1].float(), dim=-1).gather(2, ids[:, 1:, None])[:, :, 0]
             mask = (places[1:] >= begins) & (places[1:] < ends)
             loss = -(advantages[first : first + batch, None] * logp * mask).sum() / total
-            engine.backward(loss)
+            engine.backward(loss * (len(rows) // batch))  # DeepSpeed takes the mean over the batches
             engine.step()
 
     step()
-    return timed(step, gpu, case["repeats"])
+    norm = float(engine.get_global_grad_norm())
+    return timed(step, gpu, case["repeats"]) | {"grad_norm": norm}
 
 
 def profile(step: Callable[[], Any]) -> None:
@@ -331,13 +334,17 @@ def run_section(section: str, args: argparse.Namespace, gpu: bool, until: float,
 
 
 def finish(result: dict[str, Any]) -> None:
-    """Ratios: to the matrix rate, and to the plain loop."""
+    """Ratios: to the matrix rate, to the plain loop, and of the first gradient's norm to that of the section's first case."""
     rate = result.get("matrix", {}).get("flops_per_second")
     for section in ("qwen", "smollm2"):
         for entry in result.get(section, []):
             if rate and "model_flops_per_second" in entry:
                 entry["mfu"] = entry["model_flops_per_second"] / rate
                 entry["mfu_needed"] = entry["needed_flops_per_second"] / rate
+        norms = [e["grad_norm"] for e in result.get(section, []) if "grad_norm" in e]
+        for entry in result.get(section, []):
+            if "grad_norm" in entry:
+                entry["grad_norm_ratio"] = entry["grad_norm"] / norms[0]
     plain = [e for e in result.get("smollm2", []) if e["measure"] == "plain" and "tokens_per_second" in e]
     for entry in result.get("smollm2", []):
         if plain and "tokens_per_second" in entry:
@@ -359,6 +366,7 @@ def table(result: dict[str, Any]) -> str:
             cells = [f"{e['tokens_per_second']:9,.0f}", f"{e['mfu']:6.1%}" if "mfu" in e else f"{'-':>6s}"]
             cells.append(f"{e['times_plain']:7.2f}" if "times_plain" in e else f"{'-':>7s}")
             cells.append(f"{e['peak_gib']:8.1f}" if e["peak_gib"] else f"{'-':>8s}")
+            cells.append(f"{e['grad_norm_ratio']:7.4f}")
             lines.append(head + " ".join(cells))
     return "\n".join(lines)
 
@@ -380,7 +388,8 @@ def main() -> int:
         return 0
     import torch
 
-    gpu, until, result = torch.cuda.is_available(), time.monotonic() + args.budget_s, {}
+    gpu, until = torch.cuda.is_available(), time.monotonic() + args.budget_s
+    result: dict[str, Any] = {}
 
     def save() -> None:
         finish(result)
