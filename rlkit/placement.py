@@ -154,9 +154,9 @@ def activation_bytes(size: Size, spec: TrainSpec) -> float:
     tokens, h = spec.micro_batch_tokens, size.hidden
     full = 34.0 * tokens * h * width
     kept = 2.0 * tokens * h * size.layers * width + full if spec.gradient_checkpointing else full * size.layers
-    if precision(spec) == "bfloat16" and spec.gpus_per_rank > 0:  # the logits become their gradient in place, in 16 bit
-        return kept + 2.0 * min(chunk_of(spec.logits_chunk, size.vocab, True), tokens) * size.vocab
-    return kept + 2 * 4.0 * min(chunk_of(spec.logits_chunk, size.vocab, False), tokens) * size.vocab  # and their gradient, fp32
+    gpu = spec.gpus_per_rank > 0
+    number = 2.0 * width if gpu else 2 * 4.0  # on a GPU the logits become their gradient in place; else both, in fp32
+    return kept + number * min(chunk_of(spec.logits_chunk, size.vocab, gpu), tokens) * size.vocab
 
 
 def plan(
