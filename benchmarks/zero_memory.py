@@ -109,10 +109,12 @@ def run_rank(rank: int, ranks: int, store: str, model: str, out: str) -> None:
     import warnings
 
     warnings.simplefilter("ignore")
+    import numpy as np
     import torch
 
     from rlkit.config import TrainSpec
     from rlkit.zero import engine as zero
+    from rlkit.zero import layout
 
     torch.set_num_threads(1)
     zero.join(rank, ranks, store, cuda=False, timeout_s=600)
@@ -121,11 +123,11 @@ def run_rank(rank: int, ranks: int, store: str, model: str, out: str) -> None:
         extra = {"zero_optimization": {"stage3_param_persistence_threshold": 0}} if stage == 3 else {}
         engine = zero.Engine(model, TrainSpec(ranks=ranks, zero_stage=stage, cpus_per_rank=1, deepspeed=extra))
         psi = sum(getattr(p, "ds_numel", p.numel()) for p in engine.model.parameters())
-        ids = torch.randint(0, 1000, (2, 16), generator=torch.Generator().manual_seed(rank))
-        lens = torch.tensor([4, 4]), torch.tensor([12, 12])
+        ids = torch.randint(0, 1000, (2, 16), generator=torch.Generator().manual_seed(rank)).numpy()
+        inputs = layout.padded(list(ids), np.array([4, 4]))
 
-        def backward(engine: zero.Engine = engine, ids: Any = ids, lens: Any = lens) -> None:
-            logprobs, _ = engine(ids, *lens)
+        def backward(engine: zero.Engine = engine, inputs: layout.Inputs = inputs) -> None:
+            logprobs, _ = engine(inputs)
             engine.backward(-logprobs.mean())
 
         backward()

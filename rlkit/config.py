@@ -172,13 +172,15 @@ class TrainSpec(Spec):
     schedule: str = "constant"  # after the warm-up: "constant" | "linear" | "cosine" down to min_lr_ratio * lr
     total_steps: int | None = None  # optimizer steps at which "linear" and "cosine" end
     min_lr_ratio: float = 0.0
-    micro_batch_tokens: int = 16384  # padded tokens (rows x longest row) of one forward and backward on a rank
+    packing: str = "auto"  # "varlen": samples end to end, no padding | "padded": a rectangle | "auto": varlen on GPU, padded on CPU
+    micro_batch_tokens: int = 16384  # tokens of one forward and backward on a rank; with "padded" rows x longest row
     minibatches: int = 1  # optimizer steps per pass over a batch
     epochs: int = 1  # passes over a batch
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | None = None  # None: on GPU when a micro-batch's activations would not fit, never on CPU
+    kernels: str = "auto"  # of norms, rotary embeddings, MLPs: "plain" | "liger" (pip install liger-kernel) | "compile" (ZeRO 0 to 2)
     offload_optimizer: bool = False  # optimizer states in host memory
     offload_param: bool = False  # ZeRO-3: parameters in host memory
-    logits_chunk: int = 2048  # tokens whose full-vocabulary logits exist at once
+    logits_chunk: int | None = None  # tokens whose full-vocabulary logits exist at once; None: 2048 on CPU, 1.25 GB of them on GPU
     lora_rank: int = 0  # 0: train all parameters
     lora_alpha: float = 16.0
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -206,6 +208,11 @@ class TrainSpec(Spec):
         self._need(self.schedule == "constant" or self.total_steps is not None, "total_steps", f"set for a {self.schedule} schedule")
         self._need(not self.offload_param or self.zero_stage == 3, "offload_param", "False unless zero_stage is 3")
         self._need(self.dtype in ("auto", "float32", "bfloat16"), "dtype", "auto, float32 or bfloat16")
+        self._need(self.packing in ("auto", "varlen", "padded"), "packing", "auto, varlen or padded")
+        self._need(self.kernels in ("auto", "plain", "liger", "compile"), "kernels", "auto, plain, liger or compile")
+        self._need(self.kernels != "compile" or self.zero_stage < 3, "kernels", "auto, plain or liger with zero_stage 3")
+        gpu = self.gpus_per_rank > 0
+        self._need(gpu or self.kernels in ("auto", "plain"), "kernels", "auto or plain on the CPU (gpus_per_rank 0)")
 
 
 @dataclass(frozen=True)

@@ -154,8 +154,10 @@ class Objective:
     def name(self) -> str:
         return self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", type(self.loss).__name__)
 
-    def __call__(self, t: TokenInputs, weights: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def __call__(self, t: TokenInputs, weights: torch.Tensor, check: bool = True) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The micro-batch's share of the loss (scalar) and its metrics (M,). ``weights`` (M,) are each token's `token_weights`.
+
+        ``check`` False leaves it to the caller to see that the loss is finite, for which the host waits for the device.
 
         Raises:
             ValueError: the loss returned another shape than (M,), or a value that is not finite.
@@ -184,7 +186,7 @@ class Objective:
             total = total - self.entropy_coef * (weights * t.entropy).sum()
         metrics["entropy"] = t.entropy.detach()
         metrics["approx_kl"] = kl_estimate(t.old_logprobs, t.logprobs, "k3").detach()
-        if not bool(total.isfinite()):
+        if check and not bool(total.isfinite()):
             raise ValueError(f"it is {float(total.detach())} on a micro-batch of {len(t.lengths)} samples")
         return total, metrics
 

@@ -31,7 +31,7 @@ from rlkit.engines.settings import kv_cache_bytes
 from rlkit.errors import ResourceError
 from rlkit.preflight import Node
 from rlkit.reprs import gib, html_table
-from rlkit.zero.ds_config import precision
+from rlkit.zero.ds_config import chunk_of, precision
 
 VLLM_GPU_SHARE = 0.9  # of a GPU's memory, when gpu_memory_utilization is None
 EPS = 1e-6
@@ -154,7 +154,9 @@ def activation_bytes(size: Size, spec: TrainSpec) -> float:
     tokens, h = spec.micro_batch_tokens, size.hidden
     full = 34.0 * tokens * h * width
     kept = 2.0 * tokens * h * size.layers * width + full if spec.gradient_checkpointing else full * size.layers
-    return kept + 2 * 4.0 * min(spec.logits_chunk, tokens) * size.vocab  # logits and their gradient, fp32
+    gpu = spec.gpus_per_rank > 0
+    number = 2.0 * width if gpu else 2 * 4.0  # on a GPU the logits become their gradient in place; else both, in fp32
+    return kept + number * min(chunk_of(spec.logits_chunk, size.vocab, gpu), tokens) * size.vocab
 
 
 def plan(

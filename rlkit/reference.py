@@ -34,8 +34,8 @@ class ReferenceSpec(Spec):
     threads: int | None = None  # compute threads of an actor on CPU; None: cpus_per_actor rounded up
     dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU | "float32" | "bfloat16"
     cpu_offload: bool = False  # weights rest in host memory and are on the GPU during a call only
-    micro_batch_tokens: int = 16384  # padded tokens (rows x longest row) of one forward pass
-    logits_chunk: int = 2048  # tokens whose full-vocabulary logits exist at once
+    micro_batch_tokens: int = 16384  # tokens of one forward pass; where rows are padded (on CPU) rows x longest row
+    logits_chunk: int | None = None  # tokens whose full-vocabulary logits exist at once; None: 2048 on CPU, 1.25 GB of them on GPU
     trust_remote_code: bool = False
     start_timeout_s: float = 600.0
     reference_timeout_s: float = 3600.0
@@ -43,6 +43,8 @@ class ReferenceSpec(Spec):
     def __post_init__(self) -> None:
         for name in ("actors", "micro_batch_tokens", "logits_chunk"):
             value = getattr(self, name)
+            if value is None and name == "logits_chunk":
+                continue
             self._need(isinstance(value, int) and not isinstance(value, bool) and value >= 1, name, "a whole number of at least 1")
         self._need(self.cpus_per_actor >= 0, "cpus_per_actor", "0 or above")
         self._need(self.gpus_per_actor >= 0, "gpus_per_actor", "0 or above")

@@ -123,7 +123,7 @@ class Controller:
             if self._pending:
                 raise LearnerError("Gradients of forward_backward are waiting: call optim_step() first, or discard() to drop them.")
             self._check_batch(job)
-            jobs, facts = work.plan(job, objective, self.spec, self._version)
+            jobs, facts = work.plan(job, objective, self._planned(), self._version)
             parts = self._call("update", lambda: [h.update.remote(call, j) for h, j in zip(self._ranks, jobs, strict=True)], call)
             metrics = self._metrics(parts, facts, start)
             metrics["policy/grad_norm"] = float(np.mean(parts[0]["norms"]))
@@ -135,7 +135,7 @@ class Controller:
         start = time.monotonic()
         with self._doing("forward_backward", whole=True):
             self._check_batch(job)
-            jobs, facts = work.plan(job, objective, self.spec, self._version, steps=False)
+            jobs, facts = work.plan(job, objective, self._planned(), self._version, steps=False)
             self._pending = False  # an error below drops what is accumulated
             parts = self._call(
                 "forward_backward", lambda: [h.forward_backward.remote(call, j) for h, j in zip(self._ranks, jobs, strict=True)], call
@@ -167,7 +167,8 @@ class Controller:
             tokens_shard = np.bincount(rows.shard, weights=rows.totals, minlength=len(job.shards)).astype(np.int64)
             owned = packing.partition(tokens_shard, self.spec.ranks)  # whole shards, so that each rank writes whole arrays
             mine_R = [rows.take(np.flatnonzero(np.isin(rows.shard, own) & (rows.lengths > 0))) for own in owned]
-            micro_R = [packing.microbatches(r.totals, self.spec.micro_batch_tokens) for r in mine_R]
+            varlen = self._planned().packing == "varlen"
+            micro_R = [packing.group(r.totals, self.spec.micro_batch_tokens, varlen) for r in mine_R]
             rounds = max(len(m) for m in micro_R)
             calls = []
             for handle, r, own, micro in zip(self._ranks, mine_R, owned, micro_R, strict=True):
@@ -300,6 +301,10 @@ class Controller:
 
     def _wait(self, what: str, refs: Sequence[Any], timeout_s: float, setting: str) -> list[Any]:
         return actors.wait(refs, what=what, timeout_s=timeout_s, setting=setting)
+
+    def _planned(self) -> TrainSpec:
+        """The settings that micro-batches are made by: with the packing that the model takes."""
+        return self.spec.but(packing=self._facts["packing"])
 
     def _metrics(self, parts: list[dict[str, Any]], facts: dict[str, float], start: float) -> dict[str, float]:
         metrics = work.combine(parts) | facts

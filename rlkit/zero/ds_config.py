@@ -20,6 +20,8 @@ OWNED = {
     "fp16": "dtype",
     "bf16": "dtype",
 }
+CHUNK_BYTES = 1_250_000_000  # of 16-bit logits at once on a GPU, when logits_chunk is not set
+CPU_CHUNK = 2048  # tokens, when logits_chunk is not set
 _BUCKET = 1 << 26  # elements; buckets larger than the model only cost memory
 
 
@@ -28,6 +30,20 @@ def precision(spec: TrainSpec) -> str:
     if spec.dtype != "auto":
         return spec.dtype
     return "bfloat16" if spec.gpus_per_rank > 0 else "float32"
+
+
+def packing_of(spec: TrainSpec) -> str:
+    """``"varlen"`` or ``"padded"``: what ``packing: auto`` means for this spec, before the model is known."""
+    if spec.packing != "auto":
+        return spec.packing
+    return "varlen" if spec.gpus_per_rank > 0 else "padded"
+
+
+def chunk_of(setting: int | None, vocab: int, gpu: bool) -> int:
+    """Tokens whose logits exist at once: ``setting``, or when None as many as fit into `CHUNK_BYTES` on a GPU, and `CPU_CHUNK` on a CPU."""
+    if setting is not None:
+        return setting
+    return max(256, CHUNK_BYTES // (2 * vocab) // 256 * 256) if gpu else CPU_CHUNK
 
 
 def allowed_gap(spec: TrainSpec) -> float:
@@ -42,7 +58,8 @@ def make(spec: TrainSpec, n_params: int, largest: int) -> dict[str, Any]:
 
     - ``managed_gradient_accumulation`` is off: gradients add up over as many backward passes as we make, and ``engine.step()`` is the
       boundary. That is what micro-batches by token budget need, of which each step has another number.
-    - The optimizer is torch's AdamW: nothing is compiled at start.
+    - The optimizer is torch's AdamW, fused into one kernel: nothing is compiled at start, on a GPU or for states in host memory.
+    - One rank has nothing to scatter: it reduces each bucket where it lies, without copies of its parts.
     - ``dtype: bfloat16`` keeps fp32 master weights and accumulates gradients in fp32. ZeRO-0 does it by autocast over fp32 parameters.
 
     Raises:
@@ -54,6 +71,7 @@ def make(spec: TrainSpec, n_params: int, largest: int) -> dict[str, Any]:
         "stage": stage,
         "overlap_comm": False,
         "contiguous_gradients": True,
+        "reduce_scatter": spec.ranks > 1,
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,
     }
@@ -77,7 +95,14 @@ def make(spec: TrainSpec, n_params: int, largest: int) -> dict[str, Any]:
         "gradient_clipping": spec.max_grad_norm if stage > 0 else 0.0,
         "optimizer": {
             "type": "AdamW",
-            "params": {"lr": spec.lr, "betas": list(spec.betas), "eps": spec.eps, "weight_decay": spec.weight_decay, "torch_adam": True},
+            "params": {
+                "lr": spec.lr,
+                "betas": list(spec.betas),
+                "eps": spec.eps,
+                "weight_decay": spec.weight_decay,
+                "torch_adam": True,
+                "fused": True,
+            },
         },
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,

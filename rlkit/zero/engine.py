@@ -21,7 +21,9 @@ from torch import nn
 from rlkit.config import TrainSpec
 from rlkit.errors import ModelError
 from rlkit.models import load_causal_lm
-from rlkit.zero import ds_config
+from rlkit.zero import attention, ds_config, kernels, memory
+from rlkit.zero.ds_config import chunk_of
+from rlkit.zero.layout import Inputs
 from rlkit.zero.policy import Policy, no_dropout, register_external
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -58,15 +60,49 @@ class Engine:
         if self.lora:
             _add_lora(model, spec)
         no_dropout(model)
-        if spec.gradient_checkpointing:
+        self.facts = {"kernels": kernels.choose(spec)}  # how the model is run, for the learner's info
+        self.varlen = self._choose_packing(model)
+        kernels.apply(model, self.facts["kernels"])
+        recompute = self._choose_checkpointing(model)
+        if recompute:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self.policy = Policy(model, spec.logits_chunk)
-        self.policy.train(spec.gradient_checkpointing)
+            if self.lora:
+                model.enable_input_require_grads()
+        self.policy = Policy(model, chunk_of(spec.logits_chunk, model.config.get_text_config().vocab_size, self.cuda))
+        self.policy.train(recompute)
         self.ds = self._initialize()
         if self.stage == 3:
             register_external(self.policy)
         elif self.stage == 0:
             self.ds.basic_optimizer.register_step_pre_hook(self._clip)
+
+    def _choose_packing(self, model: Any) -> bool:
+        """Whether micro-batches are one row without padding, and the attention for that."""
+        wanted = ds_config.packing_of(self.spec)
+        reason = attention.obstacle(model) if wanted == "varlen" else None
+        self.facts["packing"] = "padded" if reason else wanted
+        if reason:
+            self.facts["packing_reason"] = f"padded because {reason}"
+        elif wanted == "varlen":
+            attention.use(model, self.cuda)
+        return self.facts["packing"] == "varlen"
+
+    def _choose_checkpointing(self, model: Any) -> bool:
+        """What ``gradient_checkpointing`` says; None asks the free memory of the GPU, and all ranks do what one of them needs."""
+        recompute, reason = bool(self.spec.gradient_checkpointing), "as set"
+        if self.spec.gradient_checkpointing is None:
+            reason = "off: not on a GPU"
+            if self.cuda:
+                params = sum(p.numel() for p in model.parameters())
+                trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+                free, _ = torch.cuda.mem_get_info(self.device)
+                config = model.config.get_text_config()
+                recompute, reason = memory.checkpointing_needed(config, self.spec, params, trained, self.facts["kernels"], free)
+                flag = torch.tensor([float(recompute)])
+                dist.all_reduce(flag, dist.ReduceOp.MAX)
+                recompute = bool(flag.item())
+        self.facts |= {"gradient_checkpointing": "on" if recompute else "off", "gradient_checkpointing_reason": reason}
+        return recompute
 
     def _initialize(self) -> Any:
         with warnings.catch_warnings():
@@ -88,9 +124,9 @@ class Engine:
     def model(self) -> nn.Module:
         return self.policy.model
 
-    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, inputs: Inputs, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
         """``(logprobs (M,), entropy (M,))`` of `Policy`. Collective under ZeRO-3."""
-        logprobs, entropy = self.ds(*inputs)
+        logprobs, entropy = self.ds(*inputs.to(self.device), temperature)
         return logprobs, entropy
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -192,7 +228,9 @@ class Engine:
         """Make Adam's states as zeros, as after ``steps`` steps, so that `write` can fill them."""
         optimizer = self.ds.basic_optimizer
         for flat in self.master():
-            optimizer.state[flat] = {"step": torch.tensor(float(steps))} | {name: torch.zeros_like(flat) for name in MOMENTS}
+            # The fused optimizer keeps its count of steps beside the parameters.
+            step = torch.tensor(float(steps), device=flat.device)
+            optimizer.state[flat] = {"step": step} | {name: torch.zeros_like(flat) for name in MOMENTS}
         if hasattr(self.ds.optimizer, "_lazy_init_hp_params_optimizer_state"):
             self.ds.optimizer._lazy_init_hp_params_optimizer_state()
 
@@ -228,5 +266,3 @@ def _add_lora(model: nn.Module, spec: TrainSpec) -> None:
         raise ModelError(
             f"LoRA cannot be added at {', '.join(spec.lora_targets)}: {error} Set lora_targets to layers that the model has."
         ) from error
-    if spec.gradient_checkpointing:
-        model.enable_input_require_grads()

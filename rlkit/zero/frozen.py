@@ -31,6 +31,9 @@ class Frozen:
         if self._facts is None:
             import torch
 
+            from rlkit.zero import attention
+            from rlkit.zero.ds_config import chunk_of
+
             gpu = self.spec.gpus_per_actor > 0
             if not gpu:
                 torch.set_num_threads(self.spec.n_threads)
@@ -40,11 +43,17 @@ class Frozen:
             self.model = models.load_causal_lm(found.path, getattr(torch, dtype), self.spec.trust_remote_code).eval().requires_grad_(False)
             if not self.spec.cpu_offload:
                 self.model.to(self.device)
+            reason = attention.obstacle(self.model) if gpu else "not on a GPU"
+            if reason is None:
+                attention.use(self.model, gpu)
+            self._varlen = reason is None
+            self._chunk = chunk_of(self.spec.logits_chunk, self.model.config.get_text_config().vocab_size, gpu)
             self._facts = {
                 "resolved": found.name,
                 "fingerprint": found.fingerprint,
                 "dtype": dtype,
                 "device": self.device.type,
+                "packing": "varlen" if self._varlen else f"padded because {reason}",
                 "parameters": sum(p.numel() for p in self.model.parameters()),
             }
         return self.info()
@@ -70,6 +79,7 @@ class Frozen:
         """
         import torch
 
+        from rlkit.zero import layout
         from rlkit.zero.policy import token_logprobs
 
         start = time.monotonic()
@@ -77,7 +87,8 @@ class Frozen:
         prompt_lengths = np.array([len(t) for t in shard.prompt_tokens])
         rows = packing.rows_of([len(shard.prompts)], prompt_lengths, shard.lengths, keep)
         rows = rows.take(np.flatnonzero(rows.lengths > 0))
-        parts = packing.microbatches(rows.totals, self.spec.micro_batch_tokens)
+        parts = packing.group(rows.totals, self.spec.micro_batch_tokens, self._varlen)
+        arrange = layout.varlen if self._varlen else layout.padded
         offsets = shard.offsets()
         self.model.to(self.device)
         with torch.inference_mode():
@@ -85,14 +96,8 @@ class Frozen:
                 if call in self._stopped:
                     return None, RolloutError("The reference's log-probs were interrupted.")
                 batch = rows.take(part)
-                found, _ = token_logprobs(
-                    self.model,
-                    torch.from_numpy(packing.input_ids([shard], batch)).to(self.device),
-                    torch.from_numpy(batch.prompt_lens).to(self.device),
-                    torch.from_numpy(batch.lengths).to(self.device),
-                    temperature,
-                    self.spec.logits_chunk,
-                )
+                inputs = arrange(packing.token_rows([shard], batch), batch.prompt_lens)
+                found, _ = token_logprobs(self.model, *inputs.to(self.device), temperature, self._chunk)
                 values, at = found.float().cpu().numpy(), 0
                 for index, length in zip(batch.index, batch.lengths, strict=True):
                     out[offsets[index] : offsets[index] + length] = values[at : at + length]
@@ -100,7 +105,7 @@ class Frozen:
         return out, {
             "tokens": int(rows.lengths.sum()),
             "micro_batches": len(parts),
-            "padding": packing.padding(rows.totals, parts),
+            "padding": 0.0 if self._varlen else packing.padding(rows.totals, parts),
             "seconds": time.monotonic() - start,
         }
 

@@ -87,6 +87,11 @@ def partition(tokens: np.ndarray, ranks: int) -> list[np.ndarray]:
     return [np.array(sorted(part), dtype=np.int64) for part in parts]
 
 
+def group(lengths: np.ndarray, budget: int, varlen: bool) -> list[np.ndarray]:
+    """Micro-batches of rows of ``lengths``: `full_microbatches` when they are computed without padding, else `microbatches`."""
+    return full_microbatches(lengths, budget) if varlen else microbatches(lengths, budget)
+
+
 def microbatches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
     """Group rows of ``lengths`` (total tokens each) so that rows x longest row stays within ``budget`` padded tokens.
 
@@ -103,21 +108,59 @@ def microbatches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
     return out
 
 
+def full_microbatches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
+    """Group rows of ``lengths`` (total tokens each) so that each group has at most ``budget`` tokens: few groups, of even size.
+
+    First-fit decreasing (Johnson 1973) bounds how many groups are needed; in that many or fewer, the longest rows go first, each into
+    the group with least, where that keeps the budget. A row longer than the budget is alone in its group. Deterministic.
+    """
+    alone = [np.array([i], dtype=np.int64) for i in np.flatnonzero(lengths > budget)]
+    fit = np.flatnonzero(lengths <= budget)
+    if not len(fit):
+        return alone
+    tokens = lengths[fit]
+    least = -(-int(tokens.sum()) // budget)
+    first: list[list[int]] | None = None
+    count = max(1, least)
+    while first is None or count <= len(first):
+        even = [part for part in partition(tokens, count) if len(part)]
+        if max(int(tokens[part].sum()) for part in even) <= budget:
+            return alone + [fit[part] for part in even]
+        first = _first_fit(tokens, budget) if first is None else first
+        count += 1
+    return alone + [fit[np.array(sorted(part), dtype=np.int64)] for part in first]
+
+
+def _first_fit(tokens: np.ndarray, budget: int) -> list[list[int]]:
+    """Each item, longest first, into the first group that has room for it."""
+    room = np.zeros(len(tokens), dtype=np.int64)
+    groups: list[list[int]] = []
+    for item in np.argsort(-tokens, kind="stable"):
+        fits = np.flatnonzero(room[: len(groups)] >= tokens[item])
+        if len(fits):
+            group = int(fits[0])
+        else:
+            group = len(groups)
+            groups.append([])
+            room[group] = budget
+        groups[group].append(int(item))
+        room[group] -= tokens[item]
+    return groups
+
+
 def padding(lengths: np.ndarray, parts: Sequence[np.ndarray]) -> float:
     """Share of the padded tokens of these micro-batches that are padding, 0 to 1."""
     padded = sum(len(part) * int(lengths[part].max()) for part in parts)
     return 1.0 - float(sum(int(lengths[part].sum()) for part in parts)) / padded if padded else 0.0
 
 
-def input_ids(shards: Sequence[RolloutShard | None], rows: Rows, pad: int = 0) -> np.ndarray:
-    """(B, T) int64: prompt and response of each row, padded on the right with ``pad`` to the longest."""
-    out = np.full((len(rows), int(rows.totals.max())), pad, dtype=np.int64)
+def token_rows(shards: Sequence[RolloutShard | None], rows: Rows) -> list[np.ndarray]:
+    """(n,) int64 for each row: its prompt and response."""
     offsets = {int(s): _shard(shards, int(s)).offsets() for s in np.unique(rows.shard)}
-    for r in range(len(rows)):
-        s, i, p, n = (int(a[r]) for a in (rows.shard, rows.index, rows.prompt_lens, rows.lengths))
-        shard = _shard(shards, s)
-        out[r, :p] = shard.prompt_tokens[i // shard.group_size]
-        out[r, p : p + n] = shard.tokens[offsets[s][i] : offsets[s][i] + n]
+    out = []
+    for s, i, n in zip(rows.shard.tolist(), rows.index.tolist(), rows.lengths.tolist(), strict=True):
+        shard, start = _shard(shards, s), int(offsets[s][i])
+        out.append(np.concatenate([shard.prompt_tokens[i // shard.group_size], shard.tokens[start : start + n]]).astype(np.int64))
     return out
 
 

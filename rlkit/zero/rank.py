@@ -63,6 +63,7 @@ class Rank:
             "gpu": gpu,
             "name": found.name,
             "fingerprint": found.fingerprint,
+            **self.engine.facts,
         }
 
     # ---- training

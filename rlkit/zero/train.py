@@ -17,7 +17,7 @@ from rlkit.context import derive_seed
 from rlkit.errors import LearnerError, LogprobGapError
 from rlkit.losses import TokenInputs
 from rlkit.types import RolloutShard, fetch
-from rlkit.zero import packing
+from rlkit.zero import layout, packing
 from rlkit.zero.ds_config import allowed_gap
 from rlkit.zero.engine import Engine
 from rlkit.zero.packing import Rows
@@ -25,10 +25,15 @@ from rlkit.zero.peers import Guard, Peers, timed
 from rlkit.zero.schedule import lr_at
 from rlkit.zero.work import Interrupted, Job, Share
 
+GAP, GAP_MAX = "/gap", "/gap_max"  # among the metrics, whose names are others
+
 
 @dataclass
 class Tally:
-    """Sums over the tokens that this rank has seen."""
+    """Sums over the tokens that this rank has seen.
+
+    What micro-batches add stays on the device until `settle`, so that the host runs ahead of the device: one wait an optimizer step.
+    """
 
     loss: float = 0.0
     tokens: int = 0
@@ -42,22 +47,49 @@ class Tally:
     gap_max: float = 0.0
     gap_tokens: int = 0
     norms: list[float] = field(default_factory=list)
+    _losses: list[torch.Tensor] = field(default_factory=list)  # () float64 each
+    _pending: dict[str, torch.Tensor] = field(default_factory=dict)  # () float64 each
 
     def add(self, loss: torch.Tensor, metrics: dict[str, torch.Tensor]) -> None:
-        self.loss += float(loss.detach())
+        self._losses.append(loss.detach().double())
         for name, values in metrics.items():
-            if name.endswith("_max"):
-                self.maxima[name] = max(self.maxima.get(name, -np.inf), float(values.max()))
-            else:
-                self.sums[name] = self.sums.get(name, 0.0) + float(values.sum(dtype=torch.float64))
+            self._keep(name, values.to(loss.device))
 
     def gap(self, learner: torch.Tensor, sampler: torch.Tensor) -> None:
         difference = (learner.detach() - sampler).abs()
-        self.gap_sum += float(difference.sum(dtype=torch.float64))
-        self.gap_max = max(self.gap_max, float(difference.max()))
+        self._keep(GAP, difference)
+        self._keep(GAP_MAX, difference)
         self.gap_tokens += difference.numel()
 
+    def _keep(self, name: str, values: torch.Tensor) -> None:
+        known = self._pending.get(name)
+        if name.endswith("_max"):
+            new = values.max().double()
+            self._pending[name] = new if known is None else torch.maximum(known, new)
+        else:
+            new = values.sum(dtype=torch.float64)
+            self._pending[name] = new if known is None else known + new
+
+    def settle(self) -> list[float]:
+        """Read what is pending, in one copy. Returns the losses of the micro-batches since the last time."""
+        names = list(self._pending)
+        if not self._losses and not names:
+            return []
+        found = torch.stack([*self._losses, *self._pending.values()]).tolist()
+        losses, values = found[: len(self._losses)], dict(zip(names, found[len(self._losses) :], strict=True))
+        self._losses, self._pending = [], {}
+        self.loss += sum(losses)
+        self.gap_sum += values.pop(GAP, 0.0)
+        self.gap_max = max(self.gap_max, values.pop(GAP_MAX, 0.0))
+        for name, value in values.items():
+            if name.endswith("_max"):
+                self.maxima[name] = max(self.maxima.get(name, -np.inf), value)
+            else:
+                self.sums[name] = self.sums.get(name, 0.0) + value
+        return losses
+
     def as_dict(self) -> dict[str, Any]:
+        self.settle()
         return {
             "loss": self.loss,
             "tokens": self.tokens,
@@ -197,11 +229,13 @@ class Trainer:
                         tally.gap(old, inputs.sampler_logprobs)
                     with guard:
                         weights = np.repeat(share.weights[share.micro[round_]], rows.lengths)
-                        loss, metrics = job.objective(inputs, self._tensor(weights.astype(np.float32)))
+                        loss, metrics = job.objective(inputs, self._tensor(weights.astype(np.float32)), check=False)
                         tally.add(loss, metrics)
                         loss = loss + nothing
                         tally.tokens += len(weights)
                 self.engine.backward(loss)
+            with guard:
+                _finite(tally.settle())
             self._check(guard, stopped)
 
     def _step(self, tally: Tally, last_chance: bool) -> None:
@@ -236,6 +270,7 @@ class Trainer:
 
     def _gate(self, job: Job, tally: Tally) -> None:
         """Compare learner and sampler before anything is applied."""
+        tally.settle()
         sums = self.peers.share([tally.gap_sum, tally.gap_tokens, tally.gap_max])
         gap = float(sums[:, 0].sum() / max(1.0, sums[:, 1].sum()))
         limit = allowed_gap(self.engine.spec)
@@ -249,25 +284,33 @@ class Trainer:
             )
 
     def _forward(self, held: Held, rows: Rows | None, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        arrange = layout.varlen if self.engine.varlen else layout.padded
         if rows is None:  # an empty micro-batch: one row whose loss counts nothing, through the same modules as any other
-            one = torch.ones(1, dtype=torch.int64, device=self.engine.device)
-            return self.engine(torch.zeros(1, 3, dtype=torch.int64, device=self.engine.device), 2 * one, one, temperature)
-        ids = self._tensor(packing.input_ids(held.shards, rows))
-        return self.engine(ids, self._tensor(rows.prompt_lens), self._tensor(rows.lengths), temperature)
+            return self.engine(arrange([np.zeros(3, np.int64)], np.array([2])), temperature)
+        return self.engine(arrange(packing.token_rows(held.shards, rows), rows.prompt_lens), temperature)
 
     def _inputs(
         self, held: Held, rows: Rows, advantages: np.ndarray, logprobs: torch.Tensor, old: torch.Tensor, entropy: torch.Tensor
     ) -> TokenInputs:
-        lengths = self._tensor(rows.lengths)
-        sample = torch.repeat_interleave(torch.arange(len(rows), device=self.engine.device), lengths)
+        sample = np.repeat(np.arange(len(rows)), rows.lengths)
         ref = None if held.refs is None else self._tensor(packing.per_token(held.shards, held.refs, rows))
-        return TokenInputs(logprobs, old, self._sampler(held, rows), ref, self._tensor(advantages)[sample], entropy, sample, lengths)
+        per_token = self._tensor(advantages[sample])
+        return TokenInputs(
+            logprobs, old, self._sampler(held, rows), ref, per_token, entropy, self._tensor(sample), self._tensor(rows.lengths)
+        )
 
     def _sampler(self, held: Held, rows: Rows) -> torch.Tensor:
         return self._tensor(packing.per_token(held.shards, [None if s is None else s.logprobs for s in held.shards], rows))
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.engine.device)
+        return layout.send(array, self.engine.device)
+
+
+def _finite(losses: list[float]) -> None:
+    """Raises ValueError for a micro-batch whose loss is not finite."""
+    for number, value in enumerate(losses):
+        if not np.isfinite(value):
+            raise ValueError(f"it is {value} on micro-batch {number + 1} of {len(losses)}")
 
 
 def _rows(share: Share, round_: int) -> Rows | None:

@@ -14,6 +14,7 @@ from rlkit.errors import BatchError, LearnerError
 from rlkit.losses import Objective, token_weights
 from rlkit.types import Batch, Rollouts, require
 from rlkit.zero import packing
+from rlkit.zero.ds_config import packing_of
 from rlkit.zero.packing import Rows
 
 
@@ -148,6 +149,7 @@ def plan(work: Work, objective: Objective, spec: TrainSpec, version: int, steps:
     advantages = work.advantages[work.keep].reshape(-1)
     count, epochs = (spec.minibatches, spec.epochs) if steps else (1, 1)
     shares_R: list[list[Share]] = [[] for _ in range(spec.ranks)]
+    unpadded = packing_of(spec) == "varlen"
     rounds = real = padded = 0
     for part in packing.minibatches(len(rows), count, derive_seed(spec.seed, version)):
         part_rows, part_adv = rows.take(part), advantages[part]
@@ -155,14 +157,14 @@ def plan(work: Work, objective: Objective, spec: TrainSpec, version: int, steps:
         # A sample without a token counts in the normaliser and has nothing to compute.
         filled = np.flatnonzero(part_rows.lengths > 0)
         split = [filled[s] for s in packing.partition(part_rows.totals[filled], spec.ranks)]
-        micro_R = [packing.microbatches(part_rows.totals[s], spec.micro_batch_tokens) for s in split]
+        micro_R = [packing.group(part_rows.totals[s], spec.micro_batch_tokens, unpadded) for s in split]
         most = max(len(m) for m in micro_R)
         rounds += most
         for rank, (s, micro) in enumerate(zip(split, micro_R, strict=True)):
             mine = part_rows.take(s)
             shares_R[rank].append(Share(mine, part_adv[s], weights[s], tuple(micro), most))
             real += int(mine.totals.sum())
-            padded += sum(len(m) * int(mine.totals[m].max()) for m in micro)
+            padded += sum(int(mine.totals[m].sum()) if unpadded else len(m) * int(mine.totals[m].max()) for m in micro)
     order = [int(m) for epoch in range(epochs) for m in _order(count, epoch, derive_seed(spec.seed, version, epoch))]
     jobs = [
         Job(

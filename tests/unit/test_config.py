@@ -7,6 +7,7 @@ import pytest
 
 from rlkit.config import ClusterSpec, EngineSpec, SampleSpec, TrainSpec, as_plain
 from rlkit.errors import ConfigError
+from rlkit.zero.ds_config import packing_of
 
 
 def test_make_lets_keywords_win_and_ignores_none():
@@ -146,3 +147,26 @@ def test_as_plain_gives_what_json_and_make_take():
     assert plain["sampler"]["engines"] == 2
     assert plain["learner"]["betas"] == [0.8, 0.9]
     assert ClusterSpec.make(plain) == spec
+
+
+def test_settings_of_the_updates_speed():
+    spec = TrainSpec()
+    assert (spec.packing, spec.kernels, spec.gradient_checkpointing, spec.logits_chunk) == ("auto", "auto", None, None)
+    assert TrainSpec(gradient_checkpointing=False).gradient_checkpointing is False
+    assert TrainSpec(gpus_per_rank=1, kernels="compile").kernels == "compile"
+    for wrong, message in (
+        ({"packing": "dense"}, "packing is 'dense'; it must be auto, varlen or padded"),
+        ({"kernels": "fast"}, "kernels is 'fast'; it must be auto, plain, liger or compile"),
+        ({"kernels": "compile", "zero_stage": 3, "gpus_per_rank": 1}, "auto, plain or liger with zero_stage 3"),
+        ({"kernels": "liger"}, "auto or plain on the CPU"),
+        ({"gradient_checkpointing": "yes"}, "gradient_checkpointing is 'yes'; it must be true or false"),
+        ({"logits_chunk": 0}, "logits_chunk is 0; it must be at least 1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            TrainSpec(**wrong)
+
+
+def test_what_auto_packing_means():
+    assert packing_of(TrainSpec()) == "padded"
+    assert packing_of(TrainSpec(gpus_per_rank=0.5)) == "varlen"
+    assert packing_of(TrainSpec(packing="varlen")) == "varlen"

@@ -43,9 +43,9 @@ def test_dropped_groups_leave_no_rows():
     assert r.index.tolist() == [0, 1, 0, 1]
 
 
-def test_input_ids_are_prompt_then_response_padded_right():
+def test_token_rows_are_prompt_then_response():
     r = rows().take(np.array([4, 2, 0]))
-    assert packing.input_ids([A, B], r, pad=99).tolist() == [[4, 5, 6, 17, 18], [3, 13, 14, 15, 99], [1, 2, 10, 99, 99]]
+    assert [row.tolist() for row in packing.token_rows([A, B], r)] == [[4, 5, 6, 17, 18], [3, 13, 14, 15], [1, 2, 10]]
 
 
 def test_per_token_follows_the_rows():
@@ -62,6 +62,30 @@ def test_microbatches_stay_within_the_budget_and_cover_every_row_once():
     for part in parts[1:]:
         assert len(part) * lengths[part].max() <= 16
     assert packing.microbatches(np.array([], int), 16) == []
+
+
+def test_packed_microbatches_are_few_and_even():
+    lengths = np.array([3, 9, 2, 5, 5, 8, 1, 30])
+    parts = packing.full_microbatches(lengths, 16)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(8))
+    assert parts[0].tolist() == [7]  # longer than the budget: alone
+    assert sorted(int(lengths[p].sum()) for p in parts[1:]) == [11, 11, 11]  # 33 tokens need three groups of 16
+    assert packing.full_microbatches(np.array([], int), 16) == []
+    assert [p.tolist() for p in packing.full_microbatches(np.array([20]), 16)] == [[0]]
+
+
+def test_packed_microbatches_are_never_more_than_first_fit_decreasing_needs():
+    # Evened out, 6 + 4 | 5 + 4 + 3 (+ 2) cannot keep 12; first-fit decreasing finds 6 5 | 4 4 3 by hand: 11 and 11, and 2 in a third.
+    tight = np.array([6, 5, 4, 4, 3, 2])
+    assert [sorted(tight[g].tolist()) for g in packing._first_fit(tight, 12)] == [[5, 6], [3, 4, 4], [2]]
+    assert [int(tight[p].sum()) for p in packing.full_microbatches(tight, 12)] == [12, 12]
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        lengths = rng.integers(1, 40, rng.integers(1, 60))
+        parts = packing.full_microbatches(lengths, 48)
+        assert sorted(np.concatenate(parts).tolist()) == list(range(len(lengths)))
+        assert max(int(lengths[p].sum()) for p in parts) <= 48
+        assert len(parts) <= len(packing._first_fit(lengths, 48))
 
 
 def test_padding_is_the_share_of_padded_tokens():
