@@ -115,7 +115,7 @@ class Rank:
         """Form the NCCL group with the engines, as its member 0."""
         import torch
 
-        self._link = transfer.Link(host, port, 0, members, torch.device("cuda", torch.cuda.current_device()))
+        self._link = transfer.Link(host, port, members, torch.device("cuda", torch.cuda.current_device()))
 
     def broadcast(self) -> None:
         """Send the published buckets to the engines of the group, in order."""
