@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 STEP = 0x9E3779B97F4A7C15 - 2**64  # the odd constant of Knuth's multiplicative hash, as int64
 _CHUNK = 1 << 15  # elements: the temporaries (256 KiB each) stay in the cache of a CPU, ten times as fast
-_AT_ONCE_BYTES = {"cuda": 4 * 2**30}  # of tensors that are held for one launch; elsewhere each is summed as it comes
+_AT_ONCE_BYTES = {"cuda": 2**30}  # of tensors that are held for one launch; elsewhere each is summed as it comes
 
 
 def checksum(tensor: torch.Tensor) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import ray
 from rlkit import actors, weights
 from rlkit.config import EngineSpec
 from rlkit.context import Owner
-from rlkit.errors import DeadlineError, SyncError
+from rlkit.errors import ActorDiedError, DeadlineError, SyncError
 from rlkit.sampler import Sampler
 from tests.tiny_models import make_model
 
@@ -264,3 +266,39 @@ def test_weights_are_whole_again_over_tensor_parallel_workers(ray_local, owner, 
     with pytest.raises(SyncError, match=r"layers\.0\.input_layernorm"):
         actors.wait([sampler.engines[0].verify.remote(manifest)], what="a check", timeout_s=60, setting="-")
     ray_local.kill(learner.holder)
+
+
+@pytest.fixture
+def alone(ray_local, owner, tmp_path):
+    """One vLLM engine with the weights of the learner's version 1."""
+    path = str(make_model(tmp_path / "m"))
+    sampler, learner = Sampler.start(path, EngineSpec(max_model_len=128), owner), Learner(ray_local, path)
+    learner.step()
+    sampler.sync(learner)
+    yield sampler, learner
+    ray_local.kill(learner.holder)
+
+
+def tokens(rollouts):
+    return [s.tokens.tolist() for s in rollouts.samples()]
+
+
+def test_the_only_engine_is_replaced_in_mid_rollout_with_the_weights_that_it_had(alone):
+    sampler, learner = alone
+    ask = dict(prompts=PROMPTS * 20, n=16, max_tokens=100, min_tokens=100, seed=3, progress=False)
+    whole, pid = sampler.generate(**ask), sampler.info[0]["pid"]
+    killer = threading.Timer(1.0, lambda: os.kill(pid, signal.SIGKILL))
+    killer.start()
+    rollouts = sampler.generate(**ask)
+    killer.join()
+    assert tokens(rollouts) == tokens(whole)
+    assert (rollouts.policy_version, sampler.version) == (1, 1)
+    assert sampler.info[0]["pid"] != pid
+
+    # The learner goes on: a replacement can no longer get the version that the rollout began with, but the next sync reaches it.
+    learner.step()
+    os.kill(sampler.info[0]["pid"], signal.SIGKILL)
+    with pytest.raises(ActorDiedError, match=r"of policy version 1: the learner is no longer at policy version 1.*sampler\.sync"):
+        sampler.generate(PROMPTS, max_tokens=4)
+    assert sampler.sync(learner).version == sampler.version == 2
+    assert learner.gap(sampler.generate(PROMPTS, max_tokens=8, seed=0)) < 1e-4

@@ -12,11 +12,12 @@ import torch
 from rlkit import weights
 from rlkit.checksum import checksum
 from rlkit.config import EngineSpec, SampleSpec
+from rlkit.engines.flight import split
 from rlkit.engines.sampling import keep_top, pick
 from rlkit.engines.settings import engine_args, environment, kv_cache_bytes
 from rlkit.engines.worker import held
 from rlkit.errors import ConfigError, RolloutError, SyncError
-from rlkit.sampler import as_prompts, prompt_seeds, split
+from rlkit.sampler import as_prompts, prompt_seeds
 from rlkit.types import Prompt
 
 
