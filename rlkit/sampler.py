@@ -87,13 +87,14 @@ class Sampler:
         """Sample ``n`` responses to each prompt; keywords are `SampleSpec` fields and win over ``sampling``.
 
         ``prompts`` are `Prompt` values, strings, or a task set; ``first`` is the place of the first of them in a list that is sampled in
-        parts, which then draws the same as in one call. Results stay in the object store, one shard an engine.
+        parts, which then draws the same as in one call. Results stay in the object store, one shard an engine. When an engine dies the
+        others sample its prompts, with the same seeds; its replacement joins at the next `generate` or `sync`.
 
         Raises:
             ConfigError: an unknown or impossible sampling setting.
             RolloutError: no prompts. TooLongError: none that leaves room for a response in the engines' context.
             SyncError: the engines hold different or half-written weights.
-            ActorDiedError: an engine died; names it.
+            ActorDiedError: engines died twice with the same prompts, or the last one did and the learner has other weights by now.
             DeadlineError: not done within ``EngineSpec.rollout_timeout_s``.
         """
         spec = (sampling or SampleSpec()).but(n=n, **settings)
@@ -218,7 +219,7 @@ class Sampler:
         Raises:
             SyncError: not given a learner; an engine does not hold its weights (names the engine and the tensors).
             DeadlineError: not done within ``EngineSpec.sync_timeout_s``; names what it waited for.
-            ActorDiedError: an engine or the learner died.
+            ActorDiedError: the learner died, or every engine and what replaced it, or one in an NCCL group.
         """
         if not hasattr(learner, "publish_weights"):
             raise SyncError(f"sampler.sync takes the learner, as run.learner(...) returned it; it was given {learner!r}.")

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import signal
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from rlkit.config import EngineSpec
 from rlkit.context import Owner
 from rlkit.errors import ActorDiedError, DeadlineError, SyncError
 from rlkit.sampler import Sampler
+from tests.killing import killed_while_sampling
 from tests.tiny_models import make_model
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import this file
@@ -268,37 +268,39 @@ def test_weights_are_whole_again_over_tensor_parallel_workers(ray_local, owner, 
     ray_local.kill(learner.holder)
 
 
-@pytest.fixture
-def alone(ray_local, owner, tmp_path):
-    """One vLLM engine with the weights of the learner's version 1."""
+@pytest.fixture(params=["vllm", "hf"])
+def alone(request, ray_local, owner, tmp_path):
+    """One engine with the weights of the learner's version 1."""
     path = str(make_model(tmp_path / "m"))
-    sampler, learner = Sampler.start(path, EngineSpec(max_model_len=128), owner), Learner(ray_local, path)
+    sampler, learner = Sampler.start(path, EngineSpec(engine=request.param, max_model_len=128), owner), Learner(ray_local, path)
     learner.step()
     sampler.sync(learner)
     yield sampler, learner
+    sampler.close()
     ray_local.kill(learner.holder)
 
 
-def tokens(rollouts):
-    return [s.tokens.tolist() for s in rollouts.samples()]
-
-
+@pytest.mark.parametrize("alone", ["vllm"], indirect=True)
 def test_the_only_engine_is_replaced_in_mid_rollout_with_the_weights_that_it_had(alone):
-    sampler, learner = alone
-    ask = dict(prompts=PROMPTS * 20, n=16, max_tokens=100, min_tokens=100, seed=3, progress=False)
+    sampler, _ = alone
+    ask = {"prompts": PROMPTS, "n": 4, "max_tokens": 100, "min_tokens": 100, "seed": 3, "progress": False}
     whole, pid = sampler.generate(**ask), sampler.info[0]["pid"]
-    killer = threading.Timer(1.0, lambda: os.kill(pid, signal.SIGKILL))
-    killer.start()
-    rollouts = sampler.generate(**ask)
-    killer.join()
-    assert tokens(rollouts) == tokens(whole)
+    with killed_while_sampling(sampler.engines[0], pid):
+        rollouts = sampler.generate(**ask)
+    assert [s.tokens.tolist() for s in rollouts.samples()] == [s.tokens.tolist() for s in whole.samples()]
     assert (rollouts.policy_version, sampler.version) == (1, 1)
     assert sampler.info[0]["pid"] != pid
 
-    # The learner goes on: a replacement can no longer get the version that the rollout began with, but the next sync reaches it.
+
+@pytest.mark.parametrize("alone", ["hf"], indirect=True)
+def test_a_replacement_gets_no_weights_of_another_version_than_the_rollout_s_until_a_sync(alone):
+    sampler, learner = alone
     learner.step()
     os.kill(sampler.info[0]["pid"], signal.SIGKILL)
     with pytest.raises(ActorDiedError, match=r"of policy version 1: the learner is no longer at policy version 1.*sampler\.sync"):
         sampler.generate(PROMPTS, max_tokens=4)
     assert sampler.sync(learner).version == sampler.version == 2
+    os.kill(sampler.info[0]["pid"], signal.SIGKILL)  # and one that is found dead by the sync
+    stats = sampler.sync(learner)
+    assert (stats.version, stats.engines, sampler.version) == (2, 1, 2)
     assert learner.gap(sampler.generate(PROMPTS, max_tokens=8, seed=0)) < 1e-4
