@@ -144,3 +144,50 @@ def test_the_engine_in_place_is_vllm_s_own_but_for_start_and_finish(transport):
     assert base is WeightTransferEngineFactory._registry[transport]()
     assert {n for n in vars(cls) if not n.startswith("_")} == {"start_weight_update", "finish_weight_update"}
     assert not cls.__abstractmethods__
+
+
+class Small(torch.nn.Module):
+    """A model with vLLM's way to take weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (torch.nn.Parameter(torch.zeros(n).bfloat16(), requires_grad=False) for n in (6, 3))
+        self.calls = 0
+
+    def load_weights(self, items):
+        self.calls += 1
+        for name, tensor in items:
+            getattr(self, name).copy_(tensor.reshape(-1))
+
+
+def test_vllm_s_ipc_engine_takes_the_buckets_in_place(monkeypatch):
+    """The engine is vLLM's; only what opens another process's GPU memory is replaced, by the bucket itself."""
+    import types
+
+    from vllm.config import WeightTransferConfig
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory, packed_tensor
+
+    items = [("a", torch.randn(2, 3)), ("b", torch.randn(3))]
+    exporter = Held(IPC)
+    made = weights.publish(items, version=1, dtype="bfloat16", exporter=exporter, bucket_bytes=12)
+    places = [[None] * 6 + [9, i] for i in range(2)]  # place 6 is the sender's card
+    buckets = [dataclasses.replace(b, handles={"gpu-0": tuple(p)}) for b, p in zip(made.buckets, places, strict=True)]
+
+    def opened(self, arguments):
+        assert arguments[6] == 0  # now this process's own
+        return exporter.flats[arguments[7]]
+
+    monkeypatch.setattr(packed_tensor.PackedBufferImporter, "rebuild", opened)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: types.SimpleNamespace(uuid="gpu-0"))
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda *_: None)
+    model, gpu = Small(), torch.device("cuda", 0)
+    config = types.SimpleNamespace(parallel_config=None, model_config=None)
+    assert WeightTransferConfig(backend="rlkit_ipc").backend == "rlkit_ipc"
+    engine = receiving.make(IPC, config, gpu, model)
+    assert isinstance(engine, WeightTransferEngineFactory._registry[receiving._in_place(IPC)]())
+    before = model.a.data_ptr()
+    receiving.receive(engine, buckets)
+    assert model.calls == 2
+    assert torch.equal(model.a, items[0][1].bfloat16().flatten())
+    assert torch.equal(model.b, items[1][1].bfloat16())
+    assert model.a.data_ptr() == before
