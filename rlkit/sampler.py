@@ -116,10 +116,8 @@ class Sampler:
                     on_tick=ticker,
                     relieve=lambda: self._relieve(version),
                 )
-            except BaseException as error:  # an interrupt, a deadline, an error of one engine: none of them leaves the others working
+            except BaseException:  # an interrupt, a deadline, an error of one engine: none of them leaves the others working
                 flight.abort()
-                if isinstance(error, ActorDiedError):
-                    raise ActorDiedError(f"{error} {AGAIN}") from error
                 raise
             finally:
                 if ticker is not None:

@@ -53,7 +53,7 @@ class Crew:
         made = pool.replace(gone["model"], self.spec, gone["index"], self.owner.namespace, 0 if gone["version"] == 0 else None)
         self.coming.append(Coming(gone["index"], made, made.start.remote(), begun))
         name = f"engine-{gone['index']}"
-        text = f"{name} died: {moved}; its replacement is starting. ({why})"
+        text = f"{name} died: {moved}; its replacement is starting. ({why[:200]})"
         self.owner.event("engine", text, name=name, why=why, moved=moved, seconds=time.monotonic() - begun)
 
     def started(self, wait: bool = False) -> list[Coming]:

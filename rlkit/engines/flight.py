@@ -11,7 +11,8 @@ from typing import Any
 
 from rlkit import actors
 from rlkit.config import SampleSpec
-from rlkit.engines.crew import Crew
+from rlkit.engines import pool
+from rlkit.engines.crew import AGAIN, Crew
 from rlkit.errors import ActorDiedError, DeadlineError
 from rlkit.types import Prompt
 
@@ -90,15 +91,19 @@ class Flight:
         name = self._crew.name(piece.engine)
         note_failed([piece.reply], [piece.shard])
         self.pieces.remove(piece)
-        others = sum(handle is not piece.engine for handle in self._crew.handles)
+        # What killed one may have killed others: prompts that went from a dead engine to a dead engine would be given up for nothing.
+        gone = [h for h in self._crew.handles if h is not piece.engine and pool.info_of(h, self._crew.name(h)) is None]
+        others = sum(h is not piece.engine and h not in gone for h in self._crew.handles)
         count = f"{piece.size} prompt{'s' * (piece.size > 1)}"
         moved = f"its {count} are sampled again by " + (f"{others} other{'s' * (others > 1)}" if others else "its replacement")
         if piece.again:
             moved = f"its {count} were lost for the second time and are given up"
         self._crew.lose(piece.engine, str(error), moved)
+        for handle in gone:
+            self._crew.lose(handle, "found dead", "its prompts are sampled again too")
         if piece.again:
             raise ActorDiedError(
-                f"{name} died while waiting for {what}, with prompts that another engine had died with. ({error})"
+                f"{name} died while waiting for {what}, with prompts that another engine had died with. {AGAIN} ({error})"
             ) from error
         if not self._crew.handles:
             relieve()

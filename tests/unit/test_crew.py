@@ -5,11 +5,12 @@ from __future__ import annotations
 import types
 
 import pytest
+import ray
 
 from rlkit.config import EngineSpec
 from rlkit.context import Owner
 from rlkit.engines import crew as crew_module
-from rlkit.engines import delivery
+from rlkit.engines import delivery, flight
 from rlkit.engines.crew import Coming, Crew
 from rlkit.errors import ActorDiedError
 from rlkit.parts import Parts
@@ -102,6 +103,97 @@ def test_a_sync_goes_on_with_the_engines_that_live(three, monkeypatch):
     assert ("replace", 1, None) in log
     assert delivery.Delivery(crew).send(learner, crew.handles, crew.info, only=4) is None  # the learner is at another version
     assert [i["version"] for i in crew.info] == [5, 5]
+
+
+class Sampling:
+    """``engine.generate.options(...).remote(...)`` of an engine that gives its prompts back, or is dead."""
+
+    def __init__(self, engine):
+        self.engine, self.abort = engine, Call(f"{engine}.abort", engine.log)
+
+    def options(self, num_returns):
+        return self
+
+    def remote(self, call, prompts, sampling, seeds):
+        self.engine.log.append(("generate", self.engine.name, call, list(prompts), list(seeds)))
+        return ("shard", self.engine.name, call), (self.engine.name, tuple(prompts), tuple(seeds))
+
+
+@pytest.fixture
+def flying(three, monkeypatch):
+    """``fly(dead, relieve)``: what `Flight.land` gives for seven prompts on engines of which ``dead`` are dead."""
+    crew, log = three
+
+    def equip(handle):
+        handle.log = log
+        handle.generate = Sampling(handle)
+        return handle
+
+    for handle in crew.handles:
+        equip(handle)
+    dead: set[str] = set()
+
+    def get(reply, what):
+        if reply[0] in dead:
+            raise ActorDiedError(f"{reply[0]} was killed")
+        return {"by": reply[0], "prompts": reply[1], "seeds": reply[2]}
+
+    monkeypatch.setattr(flight.actors, "get", get)
+    monkeypatch.setattr(flight.pool, "info_of", lambda handle, name: None if handle.name in dead else {})
+    monkeypatch.setattr(flight, "note_failed", lambda replies, shards: None)
+    monkeypatch.setattr(ray, "wait", lambda refs, **named: (refs, []))
+
+    def fly(names, relieve=lambda: pytest.fail("an engine is left")):
+        dead.update(names)
+        made = flight.Flight(crew, list("abcdefg"), None, list(range(7)))
+        return made.land(what="samples", timeout_s=10, setting="-", on_tick=None, relieve=relieve)
+
+    fly.equip = equip
+    return fly
+
+
+def test_a_dead_engine_s_prompts_go_to_the_others_and_come_back_in_their_order(flying, three):
+    _, replies = flying({"old-1"})
+    assert [r["by"] for r in replies] == ["old-0", "old-0", "old-2", "old-2"]
+    assert [p for r in replies for p in r["prompts"]] == list("abcdefg")
+    assert [s for r in replies for s in r["seeds"]] == list(range(7))
+    calls = [entry[2] for entry in three[1] if entry[0] == "generate"]
+    assert len(set(calls[:3])) == 1
+    assert calls[3] == calls[4] == f"{calls[0]}-3"  # an engine forgets a stopped call when that ends
+
+
+def test_engines_that_die_together_are_each_replaced_and_lose_no_prompt(flying, three):
+    _, replies = flying({"old-0", "old-1"})
+    assert {r["by"] for r in replies} == {"old-2"}
+    assert [p for r in replies for p in r["prompts"]] == list("abcdefg")
+    assert sorted(entry[1] for entry in three[1] if entry[0] == "replace") == [0, 1]
+
+
+def test_with_no_engine_left_a_new_one_is_waited_for(flying, three):
+    crew, _ = three
+
+    def relieve():
+        if not crew.handles:
+            crew.coming[0].info = {"index": 0, "version": 4}
+            flying.equip(crew.coming[0].handle)
+            crew.join(crew.coming[0])
+
+    _, replies = flying({"old-0", "old-1", "old-2"}, relieve)
+    assert {r["by"] for r in replies} == {"new-0"}
+    assert [p for r in replies for p in r["prompts"]] == list("abcdefg")
+
+
+def test_prompts_that_two_engines_died_with_are_given_up(flying, three):
+    crew, _ = three
+    del crew.handles[1:], crew.info[1:]
+
+    def relieve():
+        crew.coming[0].info = {"index": 0, "version": 4, "model": "m"}
+        flying.equip(crew.coming[0].handle)
+        crew.join(crew.coming[0])
+
+    with pytest.raises(ActorDiedError, match=r"engine-0 died .* another engine had died with\. Running the run\.sampler"):
+        flying({"old-0", "new-0"}, relieve)
 
 
 def test_a_run_keeps_what_happened_in_its_log(capsys):
