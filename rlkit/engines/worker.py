@@ -33,7 +33,7 @@ class WeightWorker:
 
         with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
             self.reload_weights(weights_iterator=iter(items))  # type: ignore[attr-defined]
-            _repack(self.model_runner.model)
+            _repack(self.model_runner.get_model())
 
     def rlkit_receive(self, transport: str, buckets: list[transfer.DeviceBucket]) -> None:
         """Load tensors from the ranks' GPUs; by NCCL only after `rlkit_link`.
@@ -66,7 +66,7 @@ class WeightWorker:
 
     def rlkit_remember(self) -> None:
         """Note what the model's tables (rotary cosines and sines) are, so that a sync can tell when it spoilt them."""
-        self._rlkit_tables = tables(self.model_runner.model)
+        self._rlkit_tables = tables(self.model_runner.get_model())
 
     def _rlkit_engines(self) -> dict[str, Any]:
         if not hasattr(self, "_rlkit_made"):
@@ -74,7 +74,7 @@ class WeightWorker:
         return self._rlkit_made
 
     def _rlkit_engine(self, transport: str) -> Any:
-        return receiving.make(transport, self.vllm_config, self.device, self.model_runner.model)  # type: ignore[attr-defined]
+        return receiving.make(transport, self.vllm_config, self.device, self.model_runner.get_model())  # type: ignore[attr-defined]
 
     def rlkit_held(self, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> list[tuple[str, str, int]]:
         """(Hugging Face name, module, checksum) of all weights that this worker computes with.
@@ -86,7 +86,7 @@ class WeightWorker:
 
         kind = getattr(torch, dtype)
         with torch.no_grad():
-            model = self.model_runner.model
+            model = self.model_runner.get_model()
             found = list(checksum_each((name, where, tensor.to(kind)) for name, where, tensor in held(model, shapes)))
             spoilt = [name for name, value in tables(model).items() if self._rlkit_tables.get(name) != value]
         if spoilt:
@@ -98,7 +98,7 @@ class WeightWorker:
         import cloudpickle
 
         fn: Callable[[Any], Any] = cloudpickle.loads(pickled)
-        return fn(self.model_runner.model)
+        return fn(self.model_runner.get_model())
 
 
 def tables(model: Any) -> dict[str, int]:

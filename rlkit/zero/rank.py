@@ -107,7 +107,7 @@ class Rank:
                 manifest = publish(items, version=version, dtype=dtype, exporter=self._exporter, sums=self.rank == 0)
         for _ in items:  # what is left after an error, and all of it on the other ranks
             pass
-        self.peers.agree(guard)
+        self.peers.agree(guard, undo=self.release)
         self._manifest = manifest
         return manifest
 
