@@ -38,8 +38,8 @@ from rlkit.weights import WeightManifest, check
 class Completion:
     """One sampled response, before packing."""
 
-    tokens: Sequence[int]
-    logprobs: Sequence[float]  # nats, one a token; empty when log-probs were not asked for
+    tokens: Sequence[int] | np.ndarray
+    logprobs: Sequence[float] | np.ndarray  # nats, one a token; empty when log-probs were not asked for
     finish_reason: str  # "stop" | "length"
     text: str | None = None  # None: decode the tokens
 
@@ -221,8 +221,8 @@ class Engine(ABC):
     def _pack(self, prompts: list[Prompt], tokens: list[list[int]], groups: list[list[Completion]], sampling: SampleSpec) -> RolloutShard:
         flat = [c for group in groups for c in group]
         lengths = np.array([len(c.tokens) for c in flat], np.int32).reshape(len(prompts), sampling.n)
-        ids = np.array([t for c in flat for t in c.tokens], np.int32)
-        logprobs = np.array([x for c in flat for x in c.logprobs], np.float32) if sampling.logprobs else np.zeros(len(ids), np.float32)
+        ids = _joined([c.tokens for c in flat], np.int32)
+        logprobs = _joined([c.logprobs for c in flat], np.float32) if sampling.logprobs else np.zeros(len(ids), np.float32)
         if len(logprobs) != len(ids) or not np.isfinite(logprobs).all():
             raise RolloutError(
                 f"engine-{self.index} returned {len(logprobs)} log-probs for {len(ids)} tokens, "
@@ -234,10 +234,12 @@ class Engine(ABC):
         prompt_tokens = tuple(np.array(t, np.int32) for t in tokens)
         return RolloutShard(tuple(prompts), prompt_tokens, ids, lengths, logprobs, texts, tuple(c.finish_reason for c in flat))
 
-    def _decode(self, tokens: list[Sequence[int]]) -> list[str]:
+    def _decode(self, tokens: list[Sequence[int] | np.ndarray]) -> list[str]:
         if not tokens:
             return []
-        return self.tokenizer.batch_decode([list(t) for t in tokens], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self.tokenizer.batch_decode(
+            [np.asarray(t).tolist() for t in tokens], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
 
     def _room(self, prompt: Sequence[int], sampling: SampleSpec) -> int:
         """How many tokens the response to ``prompt`` may have."""
@@ -264,3 +266,7 @@ class Engine(ABC):
     @abstractmethod
     def _held(self, manifest: WeightManifest) -> list[tuple[str, str, int]]:
         """(Hugging Face name, where it was found, fingerprint) of every weight that the engine computes with, read back from it."""
+
+
+def _joined(parts: Sequence[Any], kind: Any) -> np.ndarray:
+    return np.concatenate([np.asarray(p, kind) for p in parts]) if parts else np.zeros(0, kind)

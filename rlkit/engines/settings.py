@@ -24,13 +24,14 @@ NAMED = (
 )
 OURS = ("model", "tokenizer", "dtype", "logprobs_mode", "worker_extension_cls", "disable_log_stats", "use_tqdm_on_load")
 WORKER = "rlkit.engines.worker.WeightWorker"
+GPU_SEQS = 1024  # sequences decoded at once on a GPU when EngineSpec.max_num_seqs is None
 
 
 def environment(spec: EngineSpec) -> dict[str, str]:
     """Environment variables that must be set before vLLM or torch is imported in the engine's process."""
     out = {
         "OMP_NUM_THREADS": str(spec.threads or max(1, math.ceil(spec.cpus_per_engine))),
-        "TOKENIZERS_PARALLELISM": "false",
+        "TOKENIZERS_PARALLELISM": "true" if spec.gpus_per_engine > 0 else "false",  # a thousand responses are decoded at once
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "TRANSFORMERS_VERBOSITY": "error",
     }
@@ -68,6 +69,17 @@ def engine_args(spec: EngineSpec, known: list[str], **ours: Any) -> dict[str, An
         if key not in known:
             raise ConfigError(f"vLLM has no engine argument {key!r}{nearest(key, known) or '.'}")
     return args | ours
+
+
+def gpu_args(spec: EngineSpec) -> dict[str, Any]:
+    """What rlkit chooses on a GPU where ``spec`` leaves it open: a batch large enough that all samples of a rollout run at once, and CUDA
+    graphs of whole decode steps for it without torch.compile, which decodes no faster there and takes half a minute at start."""
+    seqs = spec.max_num_seqs or GPU_SEQS
+    out: dict[str, Any] = {"max_num_seqs": seqs}
+    if not spec.enforce_eager and "compilation_config" not in spec.vllm:
+        sizes = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < seqs] + [*range(128, seqs, 128), seqs]
+        out["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
+    return out
 
 
 def kv_cache_bytes(spec: EngineSpec, token_bytes: int, max_model_len: int) -> int:

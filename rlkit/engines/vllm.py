@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 from rlkit import transfer, weights
 from rlkit.config import SampleSpec
+from rlkit.engines import bulk
 from rlkit.engines.base import Completion, Engine
-from rlkit.engines.settings import WORKER, engine_args, kv_cache_bytes
+from rlkit.engines.settings import WORKER, engine_args, gpu_args, kv_cache_bytes
 from rlkit.errors import ConfigError, RolloutError, SyncError
 from rlkit.weights import WeightManifest
 
@@ -27,6 +28,8 @@ class VllmEngine(Engine):
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        from rlkit.engines.scheduler import AsyncRolloutScheduler, RolloutScheduler
+
         ours: dict[str, Any] = {
             "model": path,
             "dtype": self.dtype,
@@ -37,13 +40,17 @@ class VllmEngine(Engine):
         }
         if self.device == "cpu":
             ours |= self._cpu_args(path)
-        elif self.spec.kv_cache_gib is not None:
-            ours["kv_cache_memory_bytes"] = int(self.spec.kv_cache_gib * 2**30)
+        else:
+            ours |= gpu_args(self.spec)
+            if self.spec.kv_cache_gib is not None:
+                ours["kv_cache_memory_bytes"] = int(self.spec.kv_cache_gib * 2**30)
         if self.spec.tensor_parallel_size > 1 and "distributed_executor_backend" not in self.spec.vllm:
             ours["distributed_executor_backend"] = "mp"  # workers as children of this process; vLLM would ask Ray for actors of its own
         args = engine_args(self.spec, [f.name for f in dataclasses.fields(EngineArgs)], **ours)
         try:
-            self._llm = LLMEngine.from_engine_args(EngineArgs(**args), usage_context=UsageContext.LLM_CLASS)
+            config = EngineArgs(**args).create_engine_config(UsageContext.LLM_CLASS)
+            config.scheduler_config.scheduler_cls = AsyncRolloutScheduler if config.scheduler_config.async_scheduling else RolloutScheduler
+            self._llm = LLMEngine.from_vllm_config(config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True)
         except ValueError as error:
             raise ConfigError(f"vLLM {vllm.__version__} refused the model or its settings: {error}") from error
         self.max_model_len = int(self._llm.model_config.max_model_len)
@@ -80,8 +87,20 @@ class VllmEngine(Engine):
         greedy = sampling.temperature == 0
         copies = 1 if greedy else sampling.n  # greedy samples of a group are the same
         self._finished, self._total = (0, 0), len(prompts) * copies
-        for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-            self._llm.add_request(str(i), {"prompt_token_ids": prompt}, self._params(prompt, sampling, seed, copies))
+        params = [self._params(prompt, sampling, seed, copies) for prompt, seed in zip(prompts, seeds, strict=True)]
+        if bulk.scheduler_of(self._llm).able and not sampling.stop:
+            groups = bulk.sample(self._llm, prompts, params, self._on_step)
+        else:  # a stop string is found in the text, step by step
+            groups = self._sample_by_step(prompts, params)
+        return [group * (sampling.n if greedy else 1) for group in groups]
+
+    def _on_step(self, finished: int) -> None:
+        self._finished = (finished, 0)
+        self._stop_if_aborted()
+
+    def _sample_by_step(self, prompts: list[list[int]], params: list[Any]) -> list[list[Completion]]:
+        for i, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+            self._llm.add_request(str(i), {"prompt_token_ids": prompt}, param)
         groups: dict[int, list[Completion]] = {}
         try:
             while self._llm.has_unfinished_requests():
@@ -96,7 +115,7 @@ class VllmEngine(Engine):
             while self._llm.has_unfinished_requests():
                 self._llm.step()
             raise
-        return [groups[i] * (sampling.n if greedy else 1) for i in range(len(prompts))]
+        return [groups[i] for i in range(len(prompts))]
 
     def _params(self, prompt: list[int], sampling: SampleSpec, seed: int, n: int) -> Any:
         from vllm import SamplingParams
@@ -119,6 +138,9 @@ class VllmEngine(Engine):
         )
 
     def _count(self) -> tuple[int, int]:
+        scheduler = bulk.scheduler_of(self._llm)
+        if scheduler.bulk:
+            return self._finished[0], scheduler.sampled()
         states = list(self._llm.output_processor.request_states.values())
         live = sum(s.detokenizer.num_output_tokens() for s in states if s.detokenizer is not None)
         return self._total - len(states), self._finished[1] + live

@@ -9,7 +9,12 @@ from rlkit.headless import run_notebook
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 TINY = {"steps": 2, "test_problems": 16, "prompts_per_step": 4, "group_size": 4}
-SMALL = {"01_quickstart.ipynb": TINY, "02_evaluate.ipynb": TINY | {"samples": 2}}
+WORDS = {"config": "laptop", "model": "tiny", "train_sets": "word_problems", "train_split": "train", "test_sets": "word_problems"}
+SMALL = {
+    "01_quickstart.ipynb": TINY,
+    "02_evaluate.ipynb": TINY | {"samples": 2},
+    "07_word_problems_on_a_gpu.ipynb": TINY | WORDS | {"max_tokens": 32},
+}
 
 
 def test_every_notebook_has_small_parameters():

@@ -14,7 +14,7 @@ from rlkit.checksum import checksum
 from rlkit.config import EngineSpec, SampleSpec
 from rlkit.engines.flight import split
 from rlkit.engines.sampling import keep_top, pick
-from rlkit.engines.settings import engine_args, environment, kv_cache_bytes
+from rlkit.engines.settings import GPU_SEQS, engine_args, environment, gpu_args, kv_cache_bytes
 from rlkit.engines.worker import held
 from rlkit.errors import ConfigError, RolloutError, SyncError
 from rlkit.sampler import as_prompts, prompt_seeds
@@ -206,3 +206,15 @@ def test_weights_are_read_back_out_of_fused_packed_and_tied_layers():
     short = types.SimpleNamespace(**{**manifest.__dict__, "names": (*manifest.names, "norm.weight")})
     with pytest.raises(SyncError, match=r"did not take 1 of 5 tensors: norm\.weight"):
         weights.check(good, short, "engine-0")
+
+
+def test_a_gpu_engine_captures_graphs_up_to_its_batch_and_compiles_nothing():
+    graphs = gpu_args(EngineSpec(gpus_per_engine=1, max_num_seqs=300))["compilation_config"]
+    assert graphs == {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]}
+    assert gpu_args(EngineSpec(gpus_per_engine=1, max_num_seqs=2))["compilation_config"]["cudagraph_capture_sizes"] == [1, 2]
+    assert gpu_args(EngineSpec(gpus_per_engine=1))["max_num_seqs"] == GPU_SEQS
+
+
+def test_what_the_user_says_of_compilation_stays():
+    assert gpu_args(EngineSpec(gpus_per_engine=1, enforce_eager=True)) == {"max_num_seqs": GPU_SEQS}
+    assert "compilation_config" not in gpu_args(EngineSpec(gpus_per_engine=1, vllm={"compilation_config": {"mode": 3}}))
