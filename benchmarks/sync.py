@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -25,67 +24,14 @@ from typing import Any
 
 import machine
 import numpy as np
+import shapes
 
 import rlkit as rl
 
 SYNCS = 10
 PROMPTS, GROUP, TOKENS = 16, 4, 32
 LR = 1e-3  # of the one step: large, so that log-probs from before it are seen to be stale, in bfloat16 too
-# Qwen2.5-1.5B and SmolLM2-135M, by their published config.json
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen2.5-1.5b": {
-        "model_type": "qwen2",
-        "vocab_size": 151936,
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32768,
-        "rope_theta": 1e6,
-    },
-    "smollm2-135m": {
-        "model_type": "llama",
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "max_position_embeddings": 8192,
-        "rope_theta": 1e5,
-    },
-}
-SECTIONS = {"1.5b": ("qwen2.5-1.5b", 1), "smollm2": ("smollm2-135m", 1), "smollm2-4": ("smollm2-135m", 4)}
-
-
-def write_model(folder: Path, shape: str) -> Path:
-    """A random model of that shape with the bundled tokenizer, as transformers saves one."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-
-    from rlkit.models import resolve
-
-    path = folder / shape
-    if path.exists():
-        return path
-    tiny = resolve("tiny").path
-    ids = {k: v for k, v in json.loads((tiny / "config.json").read_text()).items() if k in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    wanted = dict(SHAPES[shape])
-    config = AutoConfig.for_model(wanted.pop("model_type"), tie_word_embeddings=True, **ids, **wanted)
-    torch.manual_seed(0)
-    on = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with on:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.generation_config = GenerationConfig(eos_token_id=ids.get("eos_token_id"), pad_token_id=ids.get("pad_token_id"))
-    model.save_pretrained(path)
-    del model
-    if on.type == "cuda":
-        torch.cuda.empty_cache()
-    for file in tiny.iterdir():
-        if file.name.startswith(("tokenizer", "chat_template")):
-            shutil.copy2(file, path / file.name)
-    return path
+SECTIONS = {"1.5b": ("1.5b", 1), "smollm2": ("135m", 1), "smollm2-4": ("135m", 4)}  # shape, engines
 
 
 def gap(sampler: Any, learner: Any, tasks: Any) -> float:
@@ -189,7 +135,9 @@ def main() -> None:
             return
         for name in [args.only] if args.only else SECTIONS:
             shape, engines = SECTIONS[name]
-            path = write_model(Path(folder), shape)
+            path = Path(folder) / shape
+            if not path.exists():
+                shapes.write(shape, path)
             result[name] = on_cluster(name, str(path), engines, cluster_spec(folder, False, engines), SYNCS)
             print(name, json.dumps(result[name], indent=1), flush=True)
             machine.save("sync", result)

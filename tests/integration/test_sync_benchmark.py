@@ -13,14 +13,12 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def test_a_section_measures_syncs_that_bring_engine_and_learner_together(local_cluster, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.delitem(sys.modules, "sync", raising=False)
+    import shapes
     import sync
 
-    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    shape = {"model_type": "qwen2", "vocab_size": 4096, "max_position_embeddings": 256} | small
-    monkeypatch.setitem(sync.SHAPES, "small", shape)
-    path = sync.write_model(tmp_path, "small")
+    path = shapes.write("tiny", tmp_path / "model")
     result = sync.measure("small", str(path), 1, local_cluster(storage=str(tmp_path)), 2)
-    numbers = 4096 * 64 + (64 + 1) * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128 + 3 * 64  # embedding; q, k, v with biases; o; MLP; norms
+    numbers = shapes.parameters("tiny")
     assert (result["bytes"], result["transport"], result["checksum_ok"]) == (4 * numbers, "object_store", True)
     assert (len(result["syncs"]), result["policy_version"]) == (2, 1)
     assert set(result["parts_s"]) == {"seconds", "publish", "load", "verify", "rest"}
