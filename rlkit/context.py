@@ -60,6 +60,14 @@ class Owner:
         finally:
             facts["seconds"] = time.monotonic() - start
 
+    def event(self, kind: str, text: str, **facts: Any) -> None:
+        """Say ``text`` to the reader. `Run` keeps it in the event log too, with ``facts``."""
+        print(text, flush=True)
+
+    def part(self, name: str) -> Any | None:
+        """The owner's ``"learner"`` or other part, when it has one in this process."""
+        return None
+
     def register_stateful(self, key: str, thing: Stateful) -> None:
         """Called by whatever has a position that a resume must restore. `Run` saves and restores it; a plain owner has no history."""
 

@@ -7,6 +7,7 @@
     {"kind": "step",   "step": 3, "version": 4, "updates": 1, "metrics": {...}, "positions": {...}}   the step is complete
     {"kind": "checkpoint", "step": 3, "path": "checkpoints/step-000003"}
     {"kind": "rewind", "step": 1}                                  resumed from step 1: later step lines no longer count
+    {"kind": "engine", "step": 3, "name": "engine-1", "why": ..., "moved": ..., "seconds": 0.2, "text": ...}   it died, or was replaced
     {"kind": "part" | "note" | "open" | "close", ...}
 
 Every line also has ``t``, seconds since the epoch. A last line cut short by a crash is dropped when the log is opened again.

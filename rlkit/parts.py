@@ -40,9 +40,15 @@ class Parts(Owner):
 
     def note(self, text: str) -> None:
         """Say something to the reader now and keep it in the event log."""
-        print(text, flush=True)
+        self.event("note", text)
+
+    def event(self, kind: str, text: str, **facts: Any) -> None:
+        super().event(kind, text)
         self.ledger.check()
-        self.ledger.append({"kind": "note", "text": text})
+        self.ledger.append({"kind": kind, "text": text, "step": self.step} | facts if facts else {"kind": kind, "text": text})
+
+    def part(self, name: str) -> Any | None:
+        return self._parts.get(name)
 
     # --- parts -----------------------------------------------------------------------------------------------------------------------
 

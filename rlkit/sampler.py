@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import uuid
 import warnings
@@ -11,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from rlkit import actors, transfer
 from rlkit.config import EngineSpec, SampleSpec
 from rlkit.context import Owner
 from rlkit.engines import pool
+from rlkit.engines.crew import AGAIN, Crew
+from rlkit.engines.delivery import Delivery
+from rlkit.engines.flight import Flight
 from rlkit.engines.progress import Progress
 from rlkit.errors import ActorDiedError, ConfigError, RolloutError, SyncError, TooLongError
 from rlkit.types import Prompt, Rollouts
-from rlkit.weights import SyncStats, WeightManifest
-
-AGAIN = "Running the run.sampler(...) cell again starts what is missing; then sampler.sync(learner) gives it the current weights."
+from rlkit.weights import SyncStats
 
 
 class Sampler:
@@ -28,7 +27,9 @@ class Sampler:
 
     def __init__(self, handles: Sequence[Any], info: Sequence[dict[str, Any]], spec: EngineSpec, owner: Owner) -> None:
         self._handles, self._info, self._spec, self._owner = list(handles), [dict(i) for i in info], spec, owner
-        self._linked: tuple[Any, ...] | None = None  # the processes that formed the NCCL group
+        self._crew = Crew(self._handles, self._info, spec, owner)
+        self._delivery = Delivery(self._crew)
+        self._learner: Any = None  # of the last sync
 
     @classmethod
     def start(cls, model: str, spec: EngineSpec, owner: Owner, *, restart: bool = False, version: int | None = 0) -> Sampler:
@@ -86,13 +87,14 @@ class Sampler:
         """Sample ``n`` responses to each prompt; keywords are `SampleSpec` fields and win over ``sampling``.
 
         ``prompts`` are `Prompt` values, strings, or a task set; ``first`` is the place of the first of them in a list that is sampled in
-        parts, which then draws the same as in one call. Results stay in the object store, one shard an engine.
+        parts, which then draws the same as in one call. Results stay in the object store, one shard an engine. When an engine dies the
+        others sample its prompts, with the same seeds; its replacement joins at the next `generate` or `sync`.
 
         Raises:
             ConfigError: an unknown or impossible sampling setting.
             RolloutError: no prompts. TooLongError: none that leaves room for a response in the engines' context.
             SyncError: the engines hold different or half-written weights.
-            ActorDiedError: an engine died; names it.
+            ActorDiedError: engines died twice with the same prompts, or the last one did and the learner has other weights by now.
             DeadlineError: not done within ``EngineSpec.rollout_timeout_s``.
         """
         spec = (sampling or SampleSpec()).but(n=n, **settings)
@@ -100,25 +102,23 @@ class Sampler:
         with self._owner.phase("rollout") as facts:
             begun = time.monotonic()
             seeds = prompt_seeds(self._owner.call_seed() if spec.seed is None else spec.seed, first + len(asked))[first:]
-            call, start = uuid.uuid4().hex[:12], 0
-            shards, replies, sizes = [], [], split(len(asked), len(self._handles))
-            for handle, size in zip(self._handles, sizes, strict=False):
-                part = slice(start, start + size)
-                ref, reply = handle.generate.options(num_returns=2).remote(call, asked[part], spec, seeds[part])
-                shards.append(ref)
-                replies.append(reply)
-                start += size
-            ticker = Progress(self._handles, call, len(asked) * spec.n) if progress else None
+            version = self.version
+            self._welcome(version)
+            if not self._handles:
+                self._relieve(version)
+            flight = Flight(self._crew, asked, spec, seeds)
+            ticker = Progress(self._handles, flight.call, len(asked) * spec.n) if progress else None
             try:
-                summaries = self._wait(
-                    replies,
-                    shards,
-                    what=f"{len(asked)} x {spec.n} responses from {len(replies)} engine(s)",
+                shards, summaries = flight.land(
+                    what=f"{len(asked)} x {spec.n} responses from {len(flight.pieces)} engine(s)",
                     timeout_s=self._spec.rollout_timeout_s,
                     setting="EngineSpec.rollout_timeout_s",
                     on_tick=ticker,
-                    call=call,
+                    relieve=lambda: self._relieve(version),
                 )
+            except BaseException:  # an interrupt, a deadline, an error of one engine: none of them leaves the others working
+                flight.abort()
+                raise
             finally:
                 if ticker is not None:
                     ticker.close()
@@ -134,8 +134,6 @@ class Sampler:
         return rollouts
 
     def _gather(self, asked: list[Prompt], shards: list[Any], replies: list[dict[str, Any]], spec: SampleSpec, seconds: float) -> Rollouts:
-        for info, reply in zip(self._info, replies, strict=False):
-            info["version"] = reply["version"]
         versions = {r["version"] for r in replies}
         if len(versions) > 1:
             raise SyncError(f"The engines hold different policy versions {sorted(versions)}: run sampler.sync(learner).")
@@ -172,29 +170,41 @@ class Sampler:
             step=self._owner.step,
         )
 
-    def _transport(self, learner: Any) -> str:
-        """How weights travel: see `rlkit.transfer.choose`."""
-        gpus = [gpu for info in self._info for gpu in info.get("gpus", [])]
-        return transfer.choose(gpus, learner.info.get("gpus", [])) if gpus else transfer.OBJECT_STORE
+    # --- engines that died ------------------------------------------------------------------------------------------------------
 
-    def _join(self, learner: Any) -> None:
-        """Form the NCCL group of the learner's rank 0 and all engines' workers, once for these processes."""
-        key = (learner.info["start_id"], *(i["pid"] for i in self._info))
-        if self._linked == key:
-            return
-        workers = [len(i["gpus"]) for i in self._info]
-        members = 1 + sum(workers)
-        host, port = actors.get(learner.controller.endpoint.remote(), "finding an address for the NCCL group")
-        calls = [learner.controller.link.remote(host, port, members)]
-        for i, handle in enumerate(self._handles):
-            calls.append(handle.link.remote(host, port, 1 + sum(workers[:i]), members))
-        self._wait(
-            calls,
-            what=f"the learner and {len(workers)} engine(s) to form an NCCL group at {host}:{port}",
-            timeout_s=self._spec.sync_timeout_s,
-            setting="EngineSpec.sync_timeout_s",
-        )
-        self._linked = key
+    def _welcome(self, version: int | None, wait: bool = False) -> str:
+        """Take in replacements that have started, once they hold policy version ``version``; returns what keeps others out.
+
+        ``version`` None is the learner's, when no engine is left to say one.
+        """
+        if version is None and self._handles:
+            return "a sync was not finished"
+        why = ""
+        for one in self._crew.started(wait):
+            assert one.info is not None
+            learner = self._owner.part("learner") or self._learner
+            wanted = version if version is not None else getattr(learner, "version", None)
+            if one.info["version"] is None or (wanted is not None and one.info["version"] != wanted):
+                at = getattr(learner, "version", wanted)
+                if learner is None or at != wanted:
+                    why = "no learner is known" if learner is None else f"the learner is already at policy version {at}"
+                    continue
+                if self._delivery.send(learner, [one.handle], [one.info], only=wanted) is None:
+                    why = f"the learner is no longer at policy version {wanted}, or it died as well"
+                    continue
+            self._crew.join(one)
+        return why
+
+    def _relieve(self, version: int | None) -> None:
+        """Wait for a replacement when no engine is left, and bring it to the version of the rollout that it is to go on with."""
+        if not self._crew.coming:
+            raise RolloutError(f"This sampler was closed. {AGAIN}")
+        why = self._welcome(version, wait=True)
+        if not self._handles:
+            raise ActorDiedError(
+                f"No engine is left, and its replacement cannot go on with a rollout of policy version {version}: "
+                f"{why or 'it died as well'}. Run sampler.sync(learner) and roll out again."
+            )
 
     # --- sync ------------------------------------------------------------------------------------------------------------------
 
@@ -207,52 +217,30 @@ class Sampler:
         Raises:
             SyncError: not given a learner; an engine does not hold its weights (names the engine and the tensors).
             DeadlineError: not done within ``EngineSpec.sync_timeout_s``; names what it waited for.
-            ActorDiedError: an engine or the learner died.
+            ActorDiedError: the learner died, or every engine and what replaced it, or one in an NCCL group.
         """
         if not hasattr(learner, "publish_weights"):
             raise SyncError(f"sampler.sync takes the learner, as run.learner(...) returned it; it was given {learner!r}.")
         with self._owner.phase("sync") as facts:
-            begun = time.monotonic()
-            transport = self._transport(learner)
-            if transport == transfer.NCCL:
-                self._join(learner)
-            on_gpus = {} if transport == transfer.OBJECT_STORE else {"transport": transport}
-            manifest: WeightManifest = learner.publish_weights(dtype=self._info[0]["dtype"], **on_gpus)
-            published = time.monotonic()
-            for info in self._info:
-                info["version"] = None
-            loads = [h.load_weights.remote(manifest) for h in self._handles]
-            sends = [learner.controller.broadcast.remote()] if transport == transfer.NCCL else []
-            replies = self._wait(
-                loads + sends,
-                what=f"{len(self._handles)} engine(s) to take policy version {manifest.version} "
-                f"({manifest.bytes / 2**20:.0f} MiB) by {transport}",
-                timeout_s=self._spec.sync_timeout_s,
-                setting="EngineSpec.sync_timeout_s",
-            )[: len(loads)]
-            if transport != transfer.OBJECT_STORE:
-                learner.release_weights()
-            for info, reply in zip(self._info, replies, strict=True):
-                info["version"] = reply["version"]
-            parts = {"publish": published - begun} | {k: max(r[k] for r in replies) for k in ("load", "verify")}
-            stats = SyncStats(
-                version=manifest.version,
-                seconds=time.monotonic() - begun,
-                bytes=manifest.bytes,
-                engines=len(replies),
-                transport=transport,
-                checksum_ok=True,
-                checked=min(r["checked"] for r in replies),
-                parts=parts,
-            )
+            self._learner = learner
+            for one in self._crew.started(wait=not self._handles and bool(self._crew.coming)):
+                self._crew.join(one)
+            if not self._handles:
+                raise RolloutError(f"This sampler was closed. {AGAIN}")
+            stats = self._delivery.send(learner, self._handles, self._info)
+            if stats is None:  # every engine died on the way: once more, to the one that takes their place
+                for one in self._crew.started(wait=True):
+                    self._crew.join(one)
+                stats = self._delivery.send(learner, self._handles, self._info)
+            if stats is None:
+                raise ActorDiedError(f"All engines died while they took the learner's weights, and so did what replaced them. {AGAIN}")
             facts |= {"policy_version": stats.version, "bytes": stats.bytes, "engines": stats.engines}
-            facts |= {f"{k}_seconds": v for k, v in parts.items()}
+            facts |= {f"{k}_seconds": v for k, v in stats.parts.items()}
         return stats
 
     def close(self) -> None:
         """End the engines. Rollouts that they made are lost with them; running it again changes nothing."""
-        actors.end(self._handles)
-        self._handles, self._info = [], []
+        self._crew.close()
 
     def __repr__(self) -> str:
         if not self._info:
@@ -263,44 +251,6 @@ class Sampler:
             f"Sampler({len(self._info)} x {first['engine']} on {first['device']}, {first['name']}, {first['dtype']}, "
             f"context {first['max_model_len']}, {version})"
         )
-
-    def _wait(
-        self, refs: list[Any], shards: Sequence[Any] = (), *, call: str | None = None, on_tick: Any = None, **named: Any
-    ) -> list[Any]:
-        """`rlkit.actors.wait`; on any error, stop ``call`` everywhere and take note of the failed ``shards``."""
-
-        def abort() -> None:
-            if call is not None:
-                for handle in self._handles:
-                    handle.abort.remote(call)
-            _note_failed(refs, shards)
-
-        if not refs:
-            raise RolloutError(f"This sampler was closed. {AGAIN}")
-        try:
-            return actors.wait(refs, on_tick=on_tick, **named)
-        except ActorDiedError as error:
-            abort()
-            dead = [f"engine-{i['index']}" for i, h in zip(self._info, self._handles, strict=True) if pool.info_of(h, "an engine") is None]
-            raise ActorDiedError(f"{', '.join(dead) or 'An engine'} died while waiting for {named['what']}. {AGAIN} ({error})") from error
-        except BaseException:  # an interrupt, a deadline, an error of one engine: none of them leaves the others working
-            abort()
-            raise
-
-
-def _note_failed(replies: Sequence[Any], shards: Sequence[Any]) -> None:
-    """Look at the errors in ``shards`` whose replies failed too: Ray prints in the notebook what nobody looked at."""
-    import ray
-    from ray.exceptions import RayError
-
-    for reply, shard in zip(replies, shards, strict=False):
-        if not ray.wait([reply], timeout=0, fetch_local=False)[0]:
-            continue
-        try:
-            ray.get(reply)
-        except RayError:
-            with contextlib.suppress(RayError):
-                ray.get(shard)
 
 
 def as_prompts(prompts: Any) -> list[Prompt]:
@@ -327,12 +277,6 @@ def as_prompts(prompts: Any) -> list[Prompt]:
     if not out:
         raise RolloutError("There are no prompts to generate from.")
     return out
-
-
-def split(count: int, parts: int) -> list[int]:
-    """Sizes of at most ``parts`` contiguous, balanced, non-empty shares of ``count``."""
-    parts = min(count, parts)
-    return [count // parts + (i < count % parts) for i in range(parts)] if parts else []
 
 
 def prompt_seeds(call_seed: int, count: int) -> list[int]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlkit.checksum import checksum
+from rlkit import transfer
+from rlkit.checksum import checksum_all
 from rlkit.errors import SyncError
 from rlkit.reprs import number
 from rlkit.types import fetch
@@ -75,18 +76,13 @@ class SyncStats:
         )
 
 
-def fingerprint(tensor: torch.Tensor) -> int:
-    """`rlkit.checksum.checksum` with -0.0 counted as 0.0, which is what a matrix product with the identity turns it into."""
-    return checksum(tensor.detach() + 0)
-
-
 def publish(
     items: Iterable[tuple[str, torch.Tensor]],
     *,
     version: int,
     dtype: str,
     put: Callable[[Bucket], Any] | None = None,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     exporter: Exporter | None = None,
     sums: bool = True,
 ) -> WeightManifest:
@@ -95,7 +91,7 @@ def publish(
     ``items`` may gather each tensor as it is asked for (ZeRO-3): one bucket and one tensor are held at a time. ``put`` stores a bucket and
     returns what the manifest holds of it; ``None`` is ``ray.put``, so the caller's process owns the buckets: keep the manifest until the
     next `publish`. With an ``exporter`` buckets stay on the GPU instead, in its care; ``sums`` False leaves the
-    checksums to another rank.
+    checksums to another rank. ``bucket_bytes`` defaults to 256 MiB, on a GPU to 512.
     """
     import torch
 
@@ -103,6 +99,8 @@ def publish(
         import ray
 
         put = ray.put
+    if bucket_bytes is None:
+        bucket_bytes = BUCKET_BYTES if exporter is None else transfer.BUCKET_BYTES
     kind = getattr(torch, dtype)
     shapes: dict[str, tuple[int, ...]] = {}
     found: dict[str, int] = {}
@@ -113,6 +111,8 @@ def publish(
     def flush() -> None:
         nonlocal held
         if pending:
+            if sums:  # of the learner's tensors, not of the bucket: a fault in packing shows too
+                found.update(zip([n for n, _ in pending], checksum_all([t for _, t in pending]), strict=True))
             if exporter is not None:
                 refs.append(exporter.pack(pending, dtype, held))
             elif put is not None:
@@ -125,16 +125,15 @@ def publish(
         if name in shapes:
             raise SyncError(f"The learner sent {name!r} twice.")
         shapes[name] = tuple(cast.shape)
-        if sums:
-            found[name] = fingerprint(cast)
         size = cast.numel() * cast.element_size()
         if pending and held + size > bucket_bytes:
             flush()
-        # On the CPU the cast may be the parameter itself: nothing changes it before flush, which copies it.
-        pending.append((name, cast if exporter is not None else cast.to("cpu")))
+        pending.append((name, cast))  # it may be the parameter itself: nothing changes it before flush, which copies it
         held += size
         total += size
     flush()
+    if exporter is not None:
+        exporter.ready()
     transport = "object_store" if exporter is None else exporter.transport
     return WeightManifest(version, dtype, tuple(shapes), shapes, found, tuple(refs), total, transport)
 

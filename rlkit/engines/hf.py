@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from rlkit import weights
+from rlkit.checksum import checksum_each
 from rlkit.config import SampleSpec
 from rlkit.engines.base import Completion, Engine
 from rlkit.engines.sampling import pick
 from rlkit.errors import ConfigError
-from rlkit.weights import WeightManifest, fingerprint
+from rlkit.weights import WeightManifest
 
 ROWS = 256  # sequences of one forward pass
 
@@ -124,7 +125,7 @@ class HfEngine(Engine):
                     parameters[name].copy_(tensor)
 
     def _held(self, manifest: WeightManifest) -> list[tuple[str, str, int]]:
-        return [(name, name, fingerprint(p)) for name, p in self._model.named_parameters()]
+        return list(checksum_each((name, name, p) for name, p in self._model.named_parameters()))
 
     def apply(self, fn: Callable[[Any], Any]) -> Any:
         return fn(self._model)

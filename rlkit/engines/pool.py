@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 from rlkit import actors, models
 from rlkit.config import EngineSpec, as_plain
 from rlkit.engines import engine_class
 from rlkit.engines.settings import environment
-from rlkit.errors import ActorDiedError, SpecChangedError
+from rlkit.errors import ActorDiedError, DeadlineError, SpecChangedError
 
+NAME_FREE_S = 10.0
 ON_DRIVER = ("start_timeout_s", "rollout_timeout_s", "sync_timeout_s")  # settings that an engine does not depend on
 
 
@@ -47,6 +49,20 @@ def start(model: str, spec: EngineSpec, space: str, *, restart: bool, version: i
         actors.end(fresh)
         raise
     return handles, info
+
+
+def replace(model: str, spec: EngineSpec, index: int, space: str, version: int | None) -> Any:
+    """The handle of a new engine in the place of one that died, at once; `Engine.start` is not called yet.
+
+    Raises:
+        DeadlineError: the dead engine's name was not free within `NAME_FREE_S`.
+    """
+    deadline = time.monotonic() + NAME_FREE_S
+    while actors.find(f"engine-{index}", space) is not None:
+        if time.monotonic() > deadline:
+            raise DeadlineError(f"Waited {NAME_FREE_S:g} s for the name of engine-{index}, which died, to be free again.")
+        time.sleep(0.05)
+    return _spawn(model, spec, index, space, version)
 
 
 def _spawn(model: str, spec: EngineSpec, index: int, space: str, version: int | None) -> Any:

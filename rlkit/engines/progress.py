@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlkit import actors
+from rlkit.errors import ActorDiedError
 
 
 class Progress:
-    """A text bar over the samples of a rollout, for those that take longer than half a second."""
+    """A text bar over the samples of a rollout, for those that take longer than half a second.
+
+    ``handles`` may change meanwhile. Engines may be asked for parts of the call under names that begin with ``call``.
+    """
 
     EVERY_S = 0.5
 
     def __init__(self, handles: Sequence[Any], call: str, total: int) -> None:
         self._handles, self._call, self._total = handles, call, total
         self._last = self._begun = time.monotonic()
-        self._asked: list[Any] = []
-        self._done: dict[int, dict[str, Any]] = {}
+        self._asked: dict[Any, Any] = {}  # reference -> engine
+        self._done: dict[tuple[Any, str], dict[str, Any]] = {}  # (engine, call) -> what it last said
         self._bar: Any = None
 
     def __call__(self, done: list[Any]) -> None:
@@ -28,19 +32,24 @@ class Progress:
         if now - self._last < self.EVERY_S:
             return
         if self._asked:
-            ready, _ = ray.wait(self._asked, num_returns=len(self._asked), timeout=0)
+            ready, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
             if len(ready) < len(self._asked):
                 return
-            self._show([actors.get(r, "rollout progress") for r in self._asked], now)
-        self._asked = [h.progress.remote() for h in self._handles]
+            for ref, handle in self._asked.items():
+                try:
+                    report = actors.get(ref, "rollout progress")
+                except ActorDiedError:  # its samples are lost: whoever waits for them deals with it
+                    self._done = {at: said for at, said in self._done.items() if at[0] is not handle}
+                    continue
+                if report["call"] is not None and report["call"].startswith(self._call):
+                    self._done[handle, report["call"]] = report
+            self._show(now)
+        self._asked = {h.progress.remote(): h for h in self._handles}
         self._last = now
 
-    def _show(self, reports: list[dict[str, Any]], now: float) -> None:
+    def _show(self, now: float) -> None:
         from tqdm import tqdm
 
-        for i, report in enumerate(reports):
-            if report["call"] == self._call:
-                self._done[i] = report
         samples = sum(r["samples"] for r in self._done.values())
         tokens = sum(r["tokens"] for r in self._done.values())
         if self._bar is None:

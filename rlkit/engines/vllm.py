@@ -56,6 +56,7 @@ class VllmEngine(Engine):
         self.max_model_len = int(self._llm.model_config.max_model_len)
         self._finished = (0, 0)
         self._total = 0
+        self._llm.collective_rpc("rlkit_remember")
         gpus = self._llm.collective_rpc("rlkit_gpu") if self.device == "cuda" else []
         return {"vllm": vllm.__version__, "gpus": gpus}
 
@@ -146,7 +147,7 @@ class VllmEngine(Engine):
 
     def _take_weights(self, manifest: WeightManifest) -> None:
         if manifest.transport != transfer.OBJECT_STORE:
-            self._llm.collective_rpc("rlkit_receive", args=(list(manifest.buckets),))
+            self._llm.collective_rpc("rlkit_receive", args=(manifest.transport, list(manifest.buckets)))
         elif self.spec.tensor_parallel_size == 1:
             # Read bucket by bucket as vLLM asks for them.
             self._llm.collective_rpc("rlkit_load", args=(weights.tensors(manifest),))

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlkit import transfer
+from rlkit.checksum import checksum_each, checksums
+from rlkit.engines import receiving
 from rlkit.errors import SyncError
-from rlkit.weights import fingerprint
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,7 @@ class WeightWorker:
     """Mixed into vLLM's worker by ``worker_extension_cls``."""
 
     model_runner: Any
+    _rlkit_tables: dict[str, int]
 
     def rlkit_load(self, items: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load whole tensors under their Hugging Face names, in place."""
@@ -31,40 +33,78 @@ class WeightWorker:
 
         with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
             self.reload_weights(weights_iterator=iter(items))  # type: ignore[attr-defined]
-            _repack(self.model_runner.model)
+            _repack(self.model_runner.get_model())
 
-    def rlkit_receive(self, buckets: list[transfer.DeviceBucket]) -> None:
-        """Load tensors from the ranks' GPUs: by NCCL once `rlkit_link` was called for it, else by CUDA IPC."""
-        link = None if any(b.handles for b in buckets) else self._link()
-        self.rlkit_load(transfer.receive(buckets, self.device, link))  # type: ignore[attr-defined]
+    def rlkit_receive(self, transport: str, buckets: list[transfer.DeviceBucket]) -> None:
+        """Load tensors from the ranks' GPUs; by NCCL only after `rlkit_link`.
+
+        Raises:
+            SyncError: no rank's card is this worker's, or there is no NCCL group.
+        """
+        import torch
+        from vllm.config import set_current_vllm_config
+
+        made = self._rlkit_engines()
+        if transport == transfer.NCCL and transport not in made:
+            raise SyncError("This engine has not joined an NCCL group with the learner.")
+        if transport == transfer.IPC and (mine := self.rlkit_gpu()) not in buckets[0].handles:
+            raise SyncError(f"No rank shares GPU {mine} with this engine, so CUDA IPC cannot bring its weights.")
+        with set_current_vllm_config(self.vllm_config), torch.no_grad():  # type: ignore[attr-defined]
+            if transport not in made:
+                made[transport] = self._rlkit_engine(transport)
+            receiving.receive(made[transport], buckets)
 
     def rlkit_link(self, host: str, port: int, first: int, members: int) -> None:
         """Join the NCCL group of rank 0 and the engines; this engine's workers are its members from ``first`` on."""
-        self._rlkit_link = transfer.Link(host, port, first + self.rank, members, self.device)  # type: ignore[attr-defined]
+        engine = self._rlkit_engine(transfer.NCCL)
+        receiving.join(engine, host, port, first, members)
+        self._rlkit_engines()[transfer.NCCL] = engine
 
     def rlkit_gpu(self) -> str:
+        """The uuid of this worker's card."""
         return transfer.gpu_uuid(self.device)  # type: ignore[attr-defined]
 
-    def _link(self) -> transfer.Link:
-        link: transfer.Link | None = getattr(self, "_rlkit_link", None)
-        if link is None:
-            raise SyncError("This engine has not joined an NCCL group with the learner.")
-        return link
+    def rlkit_remember(self) -> None:
+        """Note what the model's tables (rotary cosines and sines) are, so that a sync can tell when it spoilt them."""
+        self._rlkit_tables = tables(self.model_runner.get_model())
+
+    def _rlkit_engines(self) -> dict[str, Any]:
+        if not hasattr(self, "_rlkit_made"):
+            self._rlkit_made: dict[str, Any] = {}
+        return self._rlkit_made
+
+    def _rlkit_engine(self, transport: str) -> Any:
+        return receiving.make(transport, self.vllm_config, self.device, self.model_runner.get_model())  # type: ignore[attr-defined]
 
     def rlkit_held(self, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> list[tuple[str, str, int]]:
-        """(Hugging Face name, module, fingerprint) of all weights that this worker computes with."""
+        """(Hugging Face name, module, checksum) of all weights that this worker computes with.
+
+        Raises:
+            SyncError: a table of the model is no longer what it was when the model was loaded.
+        """
         import torch
 
         kind = getattr(torch, dtype)
         with torch.no_grad():
-            return [(name, where, fingerprint(tensor.to(kind))) for name, where, tensor in held(self.model_runner.model, shapes)]
+            model = self.model_runner.get_model()
+            found = list(checksum_each((name, where, tensor.to(kind)) for name, where, tensor in held(model, shapes)))
+            spoilt = [name for name, value in tables(model).items() if self._rlkit_tables.get(name) != value]
+        if spoilt:
+            raise SyncError(f"Loading weights changed {', '.join(spoilt[:4])} in the engine, which no weight belongs to: start it anew.")
+        return found
 
     def rlkit_apply(self, pickled: bytes) -> Any:
         """``fn(model)`` for a function pickled by value, which one of a notebook's cell must be."""
         import cloudpickle
 
         fn: Callable[[Any], Any] = cloudpickle.loads(pickled)
-        return fn(self.model_runner.model)
+        return fn(self.model_runner.get_model())
+
+
+def tables(model: Any) -> dict[str, int]:
+    """name -> checksum of each table that the model computes with and no weight leads to: the rotary caches."""
+    found = [(n, b) for n, b in model.named_buffers() if n.endswith("cos_sin_cache") and b.is_floating_point()]
+    return checksums(found)
 
 
 def held(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str, torch.Tensor]]:

@@ -108,7 +108,7 @@ class Rank:
                 manifest = publish(items, version=version, dtype=dtype, exporter=self._exporter, sums=self.rank == 0)
         for _ in items:  # what is left after an error, and all of it on the other ranks
             pass
-        self.peers.agree(guard)
+        self.peers.agree(guard, undo=self.release)
         self._manifest = manifest
         return manifest
 
@@ -116,7 +116,7 @@ class Rank:
         """Form the NCCL group with the engines, as its member 0."""
         import torch
 
-        self._link = transfer.Link(host, port, 0, members, torch.device("cuda", torch.cuda.current_device()))
+        self._link = transfer.Link(host, port, members, torch.device("cuda", torch.cuda.current_device()))
 
     def broadcast(self) -> None:
         """Send the published buckets to the engines of the group, in order."""

@@ -14,8 +14,9 @@ import ray
 from rlkit import actors
 from rlkit.config import EngineSpec
 from rlkit.context import Owner
-from rlkit.errors import ActorDiedError, ConfigError, ModelError, RolloutError, SpecChangedError
+from rlkit.errors import ConfigError, ModelError, RolloutError, SpecChangedError
 from rlkit.sampler import Sampler
+from tests.killing import killed_while_sampling
 from tests.tiny_models import make_model
 
 PROMPTS = [f"{i} + {i * 7 % 11}" + " =" * (i % 3) for i in range(9)]
@@ -178,17 +179,26 @@ def test_running_the_cell_again_finds_the_engines_and_other_settings_are_refused
         Sampler.start(model, SPEC.but(engines=2, max_model_len=64), keeper)
 
 
-def test_a_dead_engine_is_named_and_replaced(vllm, keeper, model):
+def test_the_prompts_of_a_killed_engine_are_sampled_by_the_other_and_a_new_one_joins(vllm, capfd):
     """Last of the module's two engines: one is killed."""
+    ask = {"prompts": PROMPTS * 2, "n": 4, "max_tokens": 100, "min_tokens": 100, "seed": 11}
+    whole = vllm.generate(**ask, progress=False)
     before = [i["pid"] for i in vllm.info]
-    killer = threading.Timer(1.0, lambda: os.kill(before[1], signal.SIGKILL))
-    killer.start()
-    with pytest.raises(ActorDiedError, match=r"engine-1 died .*run\.sampler"):
-        vllm.generate(PROMPTS * 20, n=32, max_tokens=100, min_tokens=100, progress=False)
-    again = Sampler.start(model, SPEC.but(engines=2), keeper)
-    assert again.info[0]["pid"] == before[0]
-    assert again.info[1]["pid"] != before[1]
-    assert again.generate(PROMPTS, n=2, max_tokens=4).shape == (9, 2)
+    with killed_while_sampling(vllm.engines[1], before[1]):
+        rollouts = vllm.generate(**ask)
+    assert flat(rollouts) == flat(whole)
+    assert rollouts.shard_sizes == (9, 9)  # both by engine-0, one after the other
+    assert [i["pid"] for i in vllm.info] == before[:1]
+    assert "engine-1 died: its 9 prompts are sampled again by 1 other; its replacement is starting" in capfd.readouterr().out
+    deadline = time.monotonic() + 120
+    while len(vllm.engines) < 2:
+        assert time.monotonic() < deadline
+        vllm.generate(PROMPTS[:1], max_tokens=1, progress=False)
+        time.sleep(0.5)
+    assert vllm.info[0]["pid"] == before[0]
+    assert vllm.info[1]["pid"] not in before
+    assert "engine-1 was replaced" in capfd.readouterr().out
+    assert flat(vllm.generate(**ask, progress=False)) == flat(whole)
 
 
 def test_one_engine_samples_what_two_sample(vllm, keeper, owner, model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
 
 import numpy as np
@@ -13,8 +14,9 @@ import ray
 from rlkit import actors, weights
 from rlkit.config import EngineSpec
 from rlkit.context import Owner
-from rlkit.errors import DeadlineError, SyncError
+from rlkit.errors import ActorDiedError, DeadlineError, SyncError
 from rlkit.sampler import Sampler
+from tests.killing import killed_while_sampling
 from tests.tiny_models import make_model
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import this file
@@ -264,3 +266,41 @@ def test_weights_are_whole_again_over_tensor_parallel_workers(ray_local, owner, 
     with pytest.raises(SyncError, match=r"layers\.0\.input_layernorm"):
         actors.wait([sampler.engines[0].verify.remote(manifest)], what="a check", timeout_s=60, setting="-")
     ray_local.kill(learner.holder)
+
+
+@pytest.fixture(params=["vllm", "hf"])
+def alone(request, ray_local, owner, tmp_path):
+    """One engine with the weights of the learner's version 1."""
+    path = str(make_model(tmp_path / "m"))
+    sampler, learner = Sampler.start(path, EngineSpec(engine=request.param, max_model_len=128), owner), Learner(ray_local, path)
+    learner.step()
+    sampler.sync(learner)
+    yield sampler, learner
+    sampler.close()
+    ray_local.kill(learner.holder)
+
+
+@pytest.mark.parametrize("alone", ["vllm"], indirect=True)
+def test_the_only_engine_is_replaced_in_mid_rollout_with_the_weights_that_it_had(alone):
+    sampler, _ = alone
+    ask = {"prompts": PROMPTS, "n": 4, "max_tokens": 100, "min_tokens": 100, "seed": 3, "progress": False}
+    whole, pid = sampler.generate(**ask), sampler.info[0]["pid"]
+    with killed_while_sampling(sampler.engines[0], pid):
+        rollouts = sampler.generate(**ask)
+    assert [s.tokens.tolist() for s in rollouts.samples()] == [s.tokens.tolist() for s in whole.samples()]
+    assert (rollouts.policy_version, sampler.version) == (1, 1)
+    assert sampler.info[0]["pid"] != pid
+
+
+@pytest.mark.parametrize("alone", ["hf"], indirect=True)
+def test_a_replacement_gets_no_weights_of_another_version_than_the_rollout_s_until_a_sync(alone):
+    sampler, learner = alone
+    learner.step()
+    os.kill(sampler.info[0]["pid"], signal.SIGKILL)
+    with pytest.raises(ActorDiedError, match=r"of policy version 1: the learner is no longer at policy version 1.*sampler\.sync"):
+        sampler.generate(PROMPTS, max_tokens=4)
+    assert sampler.sync(learner).version == sampler.version == 2
+    os.kill(sampler.info[0]["pid"], signal.SIGKILL)  # and one that is found dead by the sync
+    stats = sampler.sync(learner)
+    assert (stats.version, stats.engines, sampler.version) == (2, 1, 2)
+    assert learner.gap(sampler.generate(PROMPTS, max_tokens=8, seed=0)) < 1e-4

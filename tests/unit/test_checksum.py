@@ -1,13 +1,16 @@
-"""The checksum of weight sync, against the same sum in Python's unbounded integers."""
+"""The checksum of weight sync, against the same sum in Python's unbounded integers; the GPU's kernel runs in Triton's interpreter."""
 
 from __future__ import annotations
+
+import importlib
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from rlkit import checksum as module
-from rlkit.checksum import checksum, checksums
+from rlkit.checksum import checksum, checksum_all, checksum_each, checksums
 
 STEP = 0x9E3779B97F4A7C15
 
@@ -18,13 +21,19 @@ def signed(value: int, bits: int = 64) -> int:
 
 
 def by_hand(bit_patterns: list[int], bits: int) -> int:
-    """Sum over elements i of (bits_i + 1) * w_i + 1 a element, w_i the odd hash of i, all modulo 2**64."""
+    """Sum over elements i of (bits_i + 1) * w_i + 1 a element, w_i the odd hash of i, all modulo 2**64; -0.0 has the bits of 0.0."""
     total = 0
     for i, pattern in enumerate(bit_patterns):
         weight = signed(i * STEP + 1)
         weight = signed(weight ^ (weight >> 29)) | 1
-        total += (signed(pattern, bits) + 1) * weight
+        total += (signed(0 if pattern == 1 << (bits - 1) else pattern, bits) + 1) * weight
     return (total + len(bit_patterns)) % 2**64
+
+
+def patterns(x: torch.Tensor) -> list[int]:
+    """The bits of every element of a float32 or bfloat16 tensor, as unsigned integers."""
+    kind, bits = (torch.int16, 16) if x.element_size() == 2 else (torch.int32, 32)
+    return [v % 2**bits for v in x.contiguous().view(kind).reshape(-1).tolist()]
 
 
 def test_float32_equals_the_sum_by_hand():
@@ -35,9 +44,9 @@ def test_float32_equals_the_sum_by_hand():
 
 
 def test_bfloat16_equals_the_sum_by_hand():
-    values = torch.tensor([1.0, -1.0, 0.5, 3.0], dtype=torch.bfloat16)
-    # bfloat16 is the upper half of float32: 1 = 0x3f80, -1 = 0xbf80, 0.5 = 0x3f00, 3 = 0x4040
-    assert checksum(values) == by_hand([0x3F80, 0xBF80, 0x3F00, 0x4040], 16)
+    values = torch.tensor([1.0, -1.0, 0.5, 3.0, -0.0], dtype=torch.bfloat16)
+    # bfloat16 is the upper half of float32: 1 = 0x3f80, -1 = 0xbf80, 0.5 = 0x3f00, 3 = 0x4040, -0.0 = 0x8000
+    assert checksum(values) == by_hand([0x3F80, 0xBF80, 0x3F00, 0x4040, 0x8000], 16)
 
 
 def test_the_shape_does_not_matter_but_the_order_does():
@@ -57,9 +66,10 @@ def test_one_flipped_bit_shows():
         assert checksum(y) != before
 
 
-def test_zeros_show_their_number_and_sign():
+def test_zeros_show_their_number_but_not_their_sign():
     assert checksum(torch.zeros(4)) != checksum(torch.zeros(5))
-    assert checksum(torch.zeros(4)) != checksum(-torch.zeros(4))
+    assert checksum(torch.zeros(4)) == checksum(-torch.zeros(4))
+    assert checksum(torch.tensor([1.0, -0.0]).bfloat16()) == checksum(torch.tensor([1.0, 0.0]).bfloat16())
     assert checksum(torch.zeros(0)) == 0
     assert checksum(torch.tensor(1.0)) == checksum(torch.tensor([1.0]))
 
@@ -68,13 +78,16 @@ def test_zeros_show_their_number_and_sign():
 def test_chunks_do_not_change_it(monkeypatch, chunk):
     x = torch.randn(20, generator=torch.Generator().manual_seed(1))
     whole = checksum(x)
-    monkeypatch.setattr(module, "_CHUNK", {"cpu": chunk})
+    monkeypatch.setattr(module, "_CHUNK", chunk)
     assert checksum(x) == whole
 
 
-def test_checksums_takes_mappings_and_pairs():
+def test_several_at_once_are_each_alone():
     x = {"a": torch.ones(2), "b": torch.zeros(2)}
-    assert checksums(x) == checksums(x.items()) == {"a": checksum(x["a"]), "b": checksum(x["b"])}
+    alone = [checksum(x["a"]), checksum(x["b"])]
+    assert checksums(x) == checksums(x.items()) == dict(zip(x, alone, strict=True))
+    assert checksum_all(list(x.values())) == alone
+    assert list(checksum_each((n, f"in {n}", t) for n, t in x.items())) == [("a", "in a", alone[0]), ("b", "in b", alone[1])]
 
 
 def test_gradients_do_not_get_in_the_way():
@@ -82,6 +95,30 @@ def test_gradients_do_not_get_in_the_way():
 
 
 def test_the_tensor_itself_is_left_alone():
-    x = torch.arange(5, dtype=torch.float64)
+    x = torch.tensor([-0.0, 1.0, 2.0], dtype=torch.float64)
     checksum(x)
-    assert torch.equal(x, torch.arange(5, dtype=torch.float64))
+    assert torch.equal(x.view(torch.int64), torch.tensor([-0.0, 1.0, 2.0], dtype=torch.float64).view(torch.int64))
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """`rlkit.checksum_kernel` with its kernel interpreted on the CPU, in pieces so small that tensors are cut."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.delitem(sys.modules, "rlkit.checksum_kernel", raising=False)
+    made = importlib.import_module("rlkit.checksum_kernel")
+    monkeypatch.setattr(made, "PIECE", 64)
+    monkeypatch.setattr(made, "BLOCK", 16)
+    yield made
+    sys.modules.pop("rlkit.checksum_kernel", None)
+
+
+@pytest.mark.filterwarnings("ignore")  # NumPy warns where the interpreter's integers wrap around, which they are meant to do
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_gpu_s_kernel_gives_the_same_sums(kernel, dtype):
+    base = torch.randn(400, generator=torch.Generator().manual_seed(2)).to(dtype)
+    base[7] = -0.0
+    tensors = [base, base[1:66], base[:0], base[3:4], base[-129:], torch.zeros(64, dtype=dtype), base.view(20, 20)[5:9]]
+    kind = torch.int16 if dtype == torch.bfloat16 else torch.int32
+    found = [s % 2**64 for s in kernel.sums([t.view(kind).reshape(-1) for t in tensors])]
+    assert found == [by_hand(patterns(t), 8 * t.element_size()) for t in tensors] == checksum_all(tensors)
+    assert kernel.sums([base[:0].view(kind)]) == [0]

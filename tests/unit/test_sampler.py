@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from rlkit import weights
+from rlkit.checksum import checksum
 from rlkit.config import EngineSpec, SampleSpec
+from rlkit.engines.flight import split
 from rlkit.engines.sampling import keep_top, pick
 from rlkit.engines.settings import GPU_SEQS, engine_args, environment, gpu_args, kv_cache_bytes
 from rlkit.engines.worker import held
 from rlkit.errors import ConfigError, RolloutError, SyncError
-from rlkit.sampler import as_prompts, prompt_seeds, split
+from rlkit.sampler import as_prompts, prompt_seeds
 from rlkit.types import Prompt
 
 
@@ -138,7 +140,7 @@ def test_weights_survive_their_buckets():
     assert list(back) == ["a", "b", "c"]
     for name, tensor in items:
         assert torch.equal(back[name], tensor.float())
-        assert weights.fingerprint(back[name]) == manifest.checksums[name]
+        assert checksum(back[name]) == manifest.checksums[name]
     half = published(items, dtype="bfloat16")
     assert torch.equal(dict(weights.tensors(half))["b"], items[1][1].bfloat16())
     with pytest.raises(SyncError, match="twice"):
@@ -147,9 +149,9 @@ def test_weights_survive_their_buckets():
 
 def test_fingerprints_tell_values_and_places_but_not_the_sign_of_zero():
     t = torch.tensor([1.0, 2.0, 0.0])
-    assert weights.fingerprint(t) == weights.fingerprint(torch.tensor([1.0, 2.0, -0.0]))
-    assert weights.fingerprint(t) != weights.fingerprint(torch.tensor([2.0, 1.0, 0.0]))
-    assert weights.fingerprint(t) != weights.fingerprint(torch.tensor([1.0, 2.0000002, 0.0]))
+    assert checksum(t) == checksum(torch.tensor([1.0, 2.0, -0.0]))
+    assert checksum(t) != checksum(torch.tensor([2.0, 1.0, 0.0]))
+    assert checksum(t) != checksum(torch.tensor([1.0, 2.0000002, 0.0]))
 
 
 class Fused(torch.nn.Module):
@@ -182,7 +184,7 @@ def test_weights_are_read_back_out_of_fused_packed_and_tied_layers():
     manifest = published([*zip(names, (q, k, v), strict=True), ("embed.weight", embed)])
 
     def found(model):
-        return [(n, where, weights.fingerprint(t)) for n, where, t in held(model, manifest.shapes)]
+        return [(n, where, checksum(t)) for n, where, t in held(model, manifest.shapes)]
 
     good = found(model_of(q, k, v, embed))
     weights.check(good, manifest, "engine-0")
