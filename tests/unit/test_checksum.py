@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,21 +101,14 @@ def test_the_tensor_itself_is_left_alone():
     assert torch.equal(x.view(torch.int64), torch.tensor([-0.0, 1.0, 2.0], dtype=torch.float64).view(torch.int64))
 
 
-@pytest.fixture
-def kernel(monkeypatch):
-    """`rlkit.checksum_kernel` with its kernel interpreted on the CPU, in pieces so small that tensors are cut."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.delitem(sys.modules, "rlkit.checksum_kernel", raising=False)
-    made = importlib.import_module("rlkit.checksum_kernel")
-    monkeypatch.setattr(made, "PIECE", 64)
-    monkeypatch.setattr(made, "BLOCK", 16)
-    yield made
-    sys.modules.pop("rlkit.checksum_kernel", None)
+KERNEL = """
+import torch
+from rlkit import checksum_kernel as kernel
+from rlkit.checksum import checksum_all
+from tests_checksum import by_hand, patterns
 
-
-@pytest.mark.filterwarnings("ignore")  # NumPy warns where the interpreter's integers wrap around, which they are meant to do
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_gpu_s_kernel_gives_the_same_sums(kernel, dtype):
+kernel.PIECE, kernel.BLOCK = 64, 16  # so small that tensors are cut
+for dtype in (torch.bfloat16, torch.float32):
     base = torch.randn(400, generator=torch.Generator().manual_seed(2)).to(dtype)
     base[7] = -0.0
     tensors = [base, base[1:66], base[:0], base[3:4], base[-129:], torch.zeros(64, dtype=dtype), base.view(20, 20)[5:9]]
@@ -122,3 +116,20 @@ def test_the_gpu_s_kernel_gives_the_same_sums(kernel, dtype):
     found = [s % 2**64 for s in kernel.sums([t.view(kind).reshape(-1) for t in tensors])]
     assert found == [by_hand(patterns(t), 8 * t.element_size()) for t in tensors] == checksum_all(tensors)
     assert kernel.sums([base[:0].view(kind)]) == [0]
+"""
+
+
+def test_the_gpu_s_kernel_gives_the_same_sums():
+    """In a process of its own: Triton interprets kernels on the CPU only where it was told so before it was imported."""
+    here = Path(__file__)
+    code = f"import importlib.util, sys; spec = importlib.util.spec_from_file_location('tests_checksum', {str(here)!r})\n"
+    code += "sys.modules['tests_checksum'] = made = importlib.util.module_from_spec(spec); spec.loader.exec_module(made)\n" + KERNEL
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={"TRITON_INTERPRET": "1", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(here.parents[2]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
