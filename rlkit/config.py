@@ -133,6 +133,7 @@ class EngineSpec(Spec):
     enforce_eager: bool | None = None
     enable_prefix_caching: bool | None = True  # the prompt of a group is computed once
     enable_chunked_prefill: bool | None = None
+    sleep_level: int | None = None  # while the learner works: 0 stays awake, 1 weights to host memory, 2 weights dropped; None: placement
     block_size: int | None = None
     swap_space: float | None = None
     trust_remote_code: bool = False  # runs Python that comes with the model: only for sources you trust
@@ -151,6 +152,7 @@ class EngineSpec(Spec):
         self._need_positive("kv_cache_gib", "start_timeout_s", "rollout_timeout_s", "sync_timeout_s")
         u = self.gpu_memory_utilization
         self._need(u is None or 0 < u <= 1, "gpu_memory_utilization", "above 0 and at most 1")
+        self._need(self.sleep_level in (None, 0, 1, 2), "sleep_level", "0 (stays awake), 1 (weights to host memory) or 2 (weights dropped)")
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ class TrainSpec(Spec):
     gradient_checkpointing: bool = False
     offload_optimizer: bool = False  # optimizer states in host memory
     offload_param: bool = False  # ZeRO-3: parameters in host memory
+    offload_between_turns: bool | None = None  # all states in host memory while engines sample; None: placement
     logits_chunk: int = 2048  # tokens whose full-vocabulary logits exist at once
     lora_rank: int = 0  # 0: train all parameters
     lora_alpha: float = 16.0
@@ -205,6 +208,8 @@ class TrainSpec(Spec):
         self._need(self.schedule in ("constant", "linear", "cosine"), "schedule", "constant, linear or cosine")
         self._need(self.schedule == "constant" or self.total_steps is not None, "total_steps", f"set for a {self.schedule} schedule")
         self._need(not self.offload_param or self.zero_stage == 3, "offload_param", "False unless zero_stage is 3")
+        both = bool(self.offload_between_turns and self.offload_param)
+        self._need(not both, "offload_between_turns", "False with offload_param, which keeps the parameters in host memory always")
         self._need(self.dtype in ("auto", "float32", "bfloat16"), "dtype", "auto, float32 or bfloat16")
 
 

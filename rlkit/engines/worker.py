@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlkit import transfer
 from rlkit.errors import SyncError
+from rlkit.memory import Meter
 from rlkit.weights import fingerprint
 
 if TYPE_CHECKING:
@@ -44,6 +45,18 @@ class WeightWorker:
 
     def rlkit_gpu(self) -> str:
         return transfer.gpu_uuid(self.device)  # type: ignore[attr-defined]
+
+    def rlkit_weight_bytes(self) -> int:
+        """Bytes of this worker's parameters, each storage once."""
+        parameters = self.model_runner.model.parameters()
+        return sum({p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in parameters}.values())
+
+    def rlkit_meter(self, begin: bool) -> dict[str, float]:
+        """This worker's memory since the last call with ``begin``; see `rlkit.memory.Meter`."""
+        meter = Meter("cuda")
+        if begin:
+            meter.begin()
+        return meter.end()
 
     def _link(self) -> transfer.Link:
         link: transfer.Link | None = getattr(self, "_rlkit_link", None)
