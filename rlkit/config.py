@@ -118,9 +118,9 @@ class EngineSpec(Spec):
     """
 
     engine: str = "vllm"  # "vllm" | "hf"
-    engines: int = 1  # how many engine actors
+    engines: int | None = None  # how many engine actors; None: placement's choice on GPUs, 1 on CPU
     cpus_per_engine: float = 1.0
-    gpus_per_engine: float = 0.0  # fractions share a GPU
+    gpus_per_engine: float = 0.0  # fractions share a GPU; 0 on a cluster with GPUs: placement chooses
     threads: int | None = None  # compute threads of an engine on CPU; None: cpus_per_engine rounded up
     dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU | "float32" | "bfloat16" | "float16"
     seed: int = 0
@@ -162,7 +162,7 @@ class TrainSpec(Spec):
     ranks: int = 1
     zero_stage: int = 2  # 0 none, 1 optimizer states, 2 + gradients, 3 + parameters (ZeRO, Rajbhandari et al. 2020)
     cpus_per_rank: float = 1.0
-    gpus_per_rank: float = 0.0
+    gpus_per_rank: float = 0.0  # fractions share a GPU; 0 on a cluster with GPUs: placement chooses
     threads: int | None = None  # compute threads of a rank on CPU; None: cpus_per_rank rounded up
     dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU
     lr: float = 1e-6

@@ -20,6 +20,7 @@ OWNED = {
     "fp16": "dtype",
     "bf16": "dtype",
 }
+_PINNED_BYTES = 4 << 30  # of fp32 gradients on a rank, up to which its offloaded states are page-locked
 _BUCKET = 1 << 26  # elements; buckets larger than the model only cost memory
 
 
@@ -64,7 +65,8 @@ def make(spec: TrainSpec, n_params: int, largest: int) -> dict[str, Any]:
             "stage3_max_reuse_distance": 10**9,
             "stage3_param_persistence_threshold": 10**5,
         }
-    pinned = spec.gpus_per_rank > 0
+    # torch rounds page-locked memory up to a power of two and copies into it: a large model's states would take it all.
+    pinned = spec.gpus_per_rank > 0 and 4 * n_params / spec.ranks < _PINNED_BYTES
     if spec.offload_optimizer and stage > 0:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned}
     if spec.offload_param:

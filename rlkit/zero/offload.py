@@ -78,3 +78,23 @@ class Offload:
         yield from tensors_in(dict(self.engine.ds.basic_optimizer.state))
         yield from tensors_in([p.get("params") for p in self.engine.ds.basic_optimizer.param_groups])
         yield from tensors_in(list(vars(optimizer).values()))
+
+
+def share_gradients(engine: Engine) -> int:
+    """ZeRO-3 with its optimizer in host memory: one fp32 buffer for gradients there in place of two. Returns bytes saved.
+
+    DeepSpeed 0.19 adds gradients up in one flat buffer and copies it, at each step, into the optimizer's gradients: 4 bytes a parameter
+    each. Both are laid out group by group, so the optimizer's can be views of the first; the copy then writes what is there already.
+    """
+    optimizer: Any = engine.ds.optimizer
+    if engine.stage != 3 or not engine.spec.offload_optimizer:
+        return 0
+    flat, start, saved = optimizer.grad_partitions_flat_buffer, 0, 0
+    for group, master in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
+        size = sum(p.partition_numel() for p in group)
+        gradient = master.grad
+        if gradient is not None and (gradient.dtype, gradient.device, gradient.numel()) == (flat.dtype, flat.device, size):
+            master.grad = flat.narrow(0, start, size)
+            saved += gradient.numel() * gradient.element_size()
+        start += size
+    return saved

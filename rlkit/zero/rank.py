@@ -56,6 +56,7 @@ class Rank:
         engine.join(self.rank, spec.ranks, address, spec.gpus_per_rank > 0, max(60.0, spec.update_timeout_s))
         with oom.explained("start", f"rank-{self.rank}", learner=spec):
             self.engine = engine.Engine(self.path, spec)
+            offload.share_gradients(self.engine)
         self.meter = memory.Meter("cuda" if spec.gpus_per_rank > 0 else "cpu")
         self.offload = offload.Offload(self.engine)
         if spec.offload_between_turns:
