@@ -95,7 +95,12 @@ class Shelf:
         for one in ones:
             self._away[one.storage._cdata] = one
             _empty(one.storage)
-        if ones and self.device.type == "cuda":
+        if ones:
+            self.release()
+
+    def release(self) -> None:
+        """Give memory that torch keeps for later allocations back to the device."""
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _buffer(self, size: int) -> torch.Tensor:

@@ -36,7 +36,7 @@ class Turns:
         self._owner = owner
         self.sampler: Sampler | None = None
         self.learner: Learner | None = None
-        self._others: dict[str, Any] = {}  # actor id of a learner without a handle here -> whether it moves
+        self._others: dict[str, tuple[bool, float]] = {}  # actor id of a learner without a handle here -> its settings
 
     # --- what the verbs ask for ------------------------------------------------------------------------------------------------------
 
@@ -80,27 +80,28 @@ class Turns:
         sleeps, moves = bool(sampler.spec.sleep_level), bool(learner.spec.offload_between_turns)
         if sleeps and any(s["mode"] == "awake" for s in sampler.ask("mode")):
             sampler.ask("sleep", 2)  # their weights are about to be replaced
-        if moves:
+        if moves or sleeps:
             self._place(learner.controller, "parameters", learner.spec.update_timeout_s)
         if sleeps:
             sampler.ask("wake", False)
         yield
-        if moves:
+        if moves or sleeps:
             self._place(learner.controller, "off", learner.spec.update_timeout_s)
         if sleeps:
             sampler.ask("wake")
 
     def clear_learner(self) -> None:
-        """Before anyone else takes the card: the learner's states go to host memory, when it has such."""
+        """Before anyone else takes the card: the learner's states go to host memory, or it gives back at least what it does not use."""
+        sleeps = self.sampler is not None and bool(self.sampler.spec.sleep_level)
         learner = self.learner
         if learner is not None:
-            if learner.spec.offload_between_turns:
+            if learner.spec.offload_between_turns or sleeps:
                 self._place(learner.controller, "off", learner.spec.update_timeout_s)
             return
         controller = actors.find(LEARNER, self._owner.namespace)
         if controller is not None:
-            limit = self._limit_of(controller)
-            if limit is not None:
+            moves, limit = self._settings_of(controller)
+            if moves or sleeps:
                 self._place(controller, "off", limit)
 
     # --- asking the actors -----------------------------------------------------------------------------------------------------------
@@ -112,14 +113,13 @@ class Turns:
             return None
         return self.learner or Learner.attach(self._owner)
 
-    def _limit_of(self, controller: Any) -> float | None:
-        """``update_timeout_s`` of a learner that moves its states, None of one that does not."""
+    def _settings_of(self, controller: Any) -> tuple[bool, float]:
+        """``offload_between_turns`` and ``update_timeout_s`` of a learner without a handle here."""
         key = controller._actor_id.hex()
         if key not in self._others:
             spec = self._wait([controller.info.remote()], "the learner's settings", _ANSWER_S)[0]["spec"]
-            self._others = {key: spec.update_timeout_s if spec.offload_between_turns else None}
-        limit: float | None = self._others[key]
-        return limit
+            self._others = {key: (bool(spec.offload_between_turns), spec.update_timeout_s)}
+        return self._others[key]
 
     def _engines(self) -> tuple[list[Any], int, float]:
         """(handles, sleep level, timeout) of the run's engines."""

@@ -133,8 +133,8 @@ class Controller:
         return self.info()
 
     def place(self, where: str) -> None:
-        """Bring the ranks' states "on" their devices, the "parameters" only, or "off"; nothing without ``offload_between_turns``."""
-        if self.spec.offload_between_turns and self._broken is None:
+        """Bring the ranks' states "on" their devices, the "parameters" only, or "off"; see `Rank.place`."""
+        if self._broken is None:
             with self._doing("place"):
                 self._call("place", lambda: [h.place.remote(where) for h in self._ranks])
 

@@ -81,7 +81,11 @@ class Rank:
     # ---- the card
 
     def place(self, where: str) -> dict[str, float]:
-        """Move this rank's states: "on" the device, only the "parameters" there, or all "off" it; see `rlkit.zero.offload`."""
+        """Move this rank's states: "on" the device, only the "parameters" there, or all "off" it; see `rlkit.zero.offload`. Without
+        ``offload_between_turns`` they stay, and only memory that the allocator keeps for later is given back."""
+        if not self.spec.offload_between_turns:
+            self.offload.shelf.release()
+            return {}
         with oom.explained("turn", f"rank-{self.rank}", learner=self.spec, after="What did not fit is still in host memory."):
             return self.offload.move(where)
 
