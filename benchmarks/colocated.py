@@ -146,7 +146,7 @@ def settings(shape: str, gpu: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         "zero_stage": 3,
         "offload_optimizer": True,
         "gradient_checkpointing": True,
-        "micro_batch_tokens": 8192,
+        "micro_batch_tokens": 20_480,  # all samples at once: each micro-batch more carries its gradients to host memory and back
         "lr": 1e-6,
         "max_logprob_gap": 0.5,  # random weights: the gap is reported, and is not what is measured here
     }
@@ -204,9 +204,7 @@ def one_step(cluster: rl.Cluster, model: str, shape: str, watch: Watch, name: st
         with phase("start_engine"):
             sampler = run.sampler(model, **sampler_settings)
         with phase("start_learner"):
-            learner = run.learner(model, **learner_settings)
-        with phase("first_sync"):
-            sampler.sync(learner)
+            learner = run.learner(model, **learner_settings)  # and the engine gets its weights
         for step in run.steps(1, progress=False):
             with phase("rollout"):
                 rollouts = sampler.generate(prompts, n=GROUP, max_tokens=tokens, min_tokens=tokens, progress=False)

@@ -1,7 +1,8 @@
 """Run by test_colocated.py in a process of its own: DeepSpeed's engines of all stages, without Ray. Prints one JSON object.
 
 Per stage, two trainings: one undisturbed ("still"), and one where all states leave and come back between all calls and memory runs out once
-in the middle of a backward pass ("moved"). What their checkpoints hold must be the same bits.
+in the middle of a backward pass ("moved"); with its optimizer offloaded, ZeRO-3 also shares its gradients there. What their checkpoints
+hold must be the same bits.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ def fill_up(trainer: Trainer, job: work.Job) -> None:
         handle.remove()
 
 
-def train(path: str, stage: int, kind: str, target: Path) -> dict[str, object]:
-    spec = TrainSpec(zero_stage=stage, lr=1e-2, micro_batch_tokens=64, max_logprob_gap=10.0)
+def train(path: str, stage: int, offload_optimizer: bool, kind: str, target: Path) -> dict[str, object]:
+    spec = TrainSpec(zero_stage=stage, offload_optimizer=offload_optimizer, lr=1e-2, micro_batch_tokens=64, max_logprob_gap=10.0)
     made = engine.Engine(path, spec)
+    shared = offload.share_gradients(made) if kind == "moved" else 0
     mover, trainer = offload.Offload(made), Trainer(made, Peers())
     plain = load_causal_lm(path, torch.float32)
     jobs = [job_of(make_batch(make_shards(plain, prompts=2, seed=i), lambda shard: shard, seed=i), spec) for i in range(7)]
@@ -73,15 +75,15 @@ def train(path: str, stage: int, kind: str, target: Path) -> dict[str, object]:
     checkpoint.save(made, Peers(), target, {"version": 3, "steps": 3})
     manifest = json.loads((target / checkpoint.MANIFEST).read_text())
     made.ds.destroy()
-    return {"files": {n: f["sha256"] for n, f in manifest["files"].items()}, "away": away, "needed": needed}
+    return {"files": {n: f["sha256"] for n, f in manifest["files"].items()}, "away": away, "needed": needed, "shared": shared}
 
 
 def main(path: str, folder: str) -> None:
     engine.join(0, 1, str(Path(folder) / "store"), False, 60.0)
     torch.set_num_threads(1)
     out = {}
-    for stage in range(4):
-        out[stage] = {kind: train(path, stage, kind, Path(folder) / f"{kind}-{stage}") for kind in ("still", "moved")}
+    for name, stage, outside in (("0", 0, False), ("1", 1, False), ("2", 2, False), ("3", 3, False), ("3 offloaded", 3, True)):
+        out[name] = {kind: train(path, stage, outside, kind, Path(folder) / f"{kind} {name}") for kind in ("still", "moved")}
     print(json.dumps(out))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_models import make_model
 
-from rlkit.errors import ConfigError, RolloutError, SyncError
+from rlkit.errors import ConfigError, OutOfMemoryError, RolloutError, SyncError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,6 +31,15 @@ def test_states_that_leave_and_come_back_and_memory_that_runs_out_change_no_bit(
         assert kinds["moved"]["files"] == kinds["still"]["files"], f"ZeRO-{stage}"
         assert min(kinds["moved"]["away"]) > 0
         assert max(kinds["moved"]["away"]) <= kinds["moved"]["needed"]
+    # 4 bytes of gradient a parameter: 2 layers of 2 x 64 x 64 + 2 x 64 x 32 + 3 x 64 x 128 weights, 64 + 2 x 32 biases and 2 norms of 64
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 128 + 128
+    assert {name: kinds["moved"]["shared"] for name, kinds in found.items()} == {
+        "0": 0,
+        "1": 0,
+        "2": 0,
+        "3": 0,
+        "3 offloaded": 4 * (2 * layer + 96 * 64 + 64),
+    }
 
 
 HF = {"engine": "hf", "cpus_per_engine": 0.1, "threads": 1, "max_model_len": 128}
@@ -62,9 +71,30 @@ def tokens_of(rollouts):
     return [fetch(shard).tokens.tolist() for shard in rollouts.shards]
 
 
+def sleep_and_wake_by_hand(sampler):
+    before = tokens_of(sampler.generate("1+1=", max_tokens=6, seed=3, progress=False))
+    sampler.sleep()
+    sampler.sleep()
+    with pytest.raises(RolloutError, match="asleep"):
+        sampler.generate("1+1=", max_tokens=6, progress=False)
+    sampler.wake()
+    sampler.wake()
+    assert tokens_of(sampler.generate("1+1=", max_tokens=6, seed=3, progress=False)) == before
+    sampler.sleep(2)
+    with pytest.raises(SyncError, match="no complete set of weights"):
+        sampler.generate("1+1=", max_tokens=6, progress=False)
+    with pytest.raises(ConfigError, match="level is 1"):
+        sampler.sleep(3)
+
+
 def test_turns_in_any_order_give_what_engines_that_stay_awake_give(model, ray_local, owner):
     from rlkit.context import Owner
     from rlkit.engines.base import ASLEEP, AWAKE
+
+    def full(inputs, **_):
+        import torch
+
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     prompts, spec = ["1+1=", "2+2=", "7-3="], {"n": 2, "max_tokens": 6, "progress": False}
     other = Owner(f"{owner.name}-awake", seed=0)
@@ -99,12 +129,20 @@ def test_turns_in_any_order_give_what_engines_that_stay_awake_give(model, ray_lo
             learner.forward_backward(batch_of(second))
             third = sampler.generate(prompts, seed=4, **spec)  # while gradients wait
             learner.optim_step()
+            if level:
+                with pytest.raises(
+                    OutOfMemoryError, match=r"rank-0 ran out .*micro_batch_tokens .*Nothing was applied; the learner can go on"
+                ):
+                    learner.update(batch_of(third), loss=full)
+                assert learner.version == 3
             learner.update(batch_of(third))
             assert modes == ([AWAKE, ASLEEP, AWAKE] if level else [AWAKE] * 3)
             seen.append(tokens_of(third))
             results.append((seen, learner.parameters()))
         assert results[0][0] == results[1][0]
         assert all((results[1][1][name] == value).all() for name, value in results[0][1].items())
+
+        sleep_and_wake_by_hand(other.turns.sampler)
 
         # A fresh kernel that has the learner alone finds the engines by name and puts them to sleep; then one with the engines alone.
         sampler.close()
@@ -125,26 +163,6 @@ def test_turns_in_any_order_give_what_engines_that_stay_awake_give(model, ray_lo
         from rlkit import actors
 
         actors.end(actors.started_with(other.namespace, ""))
-
-
-def test_engines_sleep_and_wake_by_hand(model, ray_local, owner):
-    from rlkit.config import EngineSpec
-    from rlkit.sampler import Sampler
-
-    sampler = Sampler.start(model, EngineSpec.make(HF), owner)
-    before = tokens_of(sampler.generate("1+1=", max_tokens=6, seed=3, progress=False))
-    sampler.sleep()
-    sampler.sleep()
-    with pytest.raises(RolloutError, match="asleep"):
-        sampler.generate("1+1=", max_tokens=6, progress=False)
-    sampler.wake()
-    sampler.wake()
-    assert tokens_of(sampler.generate("1+1=", max_tokens=6, seed=3, progress=False)) == before
-    sampler.sleep(2)
-    with pytest.raises(SyncError, match="no complete set of weights"):
-        sampler.generate("1+1=", max_tokens=6, progress=False)
-    with pytest.raises(ConfigError, match="level is 1"):
-        sampler.sleep(3)
 
 
 def test_the_benchmark_of_a_shared_card_runs_a_whole_step(local_cluster, tmp_path, monkeypatch):
