@@ -87,7 +87,8 @@ def _on_gpus(
     shared = learner is not None and not apart
     cores = sum(n.cpus for n in nodes) - (ranks * learner.cpus_per_rank if learner is not None else 0.0)
     engine_cards = max(1, cards - ranks if apart else cards) // tp * tp or tp
-    per_card = 1 if tp > 1 else engines_per_gpu(size.params, cores / engine_cards)
+    seats = cores * CORES_PER_ENGINE / max(CORES_PER_ENGINE, sampler.cpus_per_engine)  # an engine that asks for more cores takes more
+    per_card = 1 if tp > 1 else engines_per_gpu(size.params, seats / engine_cards)
     engines = sampler.engines or per_card * engine_cards // tp
     per_card = max(1, -(-engines * tp // engine_cards))
     share = (0.5 if shared else 1.0) / per_card

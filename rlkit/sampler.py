@@ -289,7 +289,8 @@ class Sampler:
                 parts=parts,
             )
             facts |= {"policy_version": stats.version, "bytes": stats.bytes, "engines": stats.engines}
-            facts |= {f"{k}_seconds": v for k, v in parts.items()} | _memory(replies) | learner.memory()
+            facts |= {f"{k}_seconds": v for k, v in parts.items()} | _memory(replies)
+            facts |= learner.memory() if hasattr(learner, "memory") else {}
         return stats
 
     def close(self) -> None:

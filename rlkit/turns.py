@@ -75,18 +75,20 @@ class Turns:
             self.sampler.note(slept)
 
     @contextmanager
-    def syncing(self, sampler: Sampler, learner: Learner) -> Iterator[None]:
-        """Around a weight sync."""
-        sleeps, moves = bool(sampler.spec.sleep_level), bool(learner.spec.offload_between_turns)
+    def syncing(self, sampler: Sampler, learner: Any) -> Iterator[None]:
+        """Around a weight sync from ``learner``, or from anything else that publishes weights and has no states to move."""
+        spec: Any = getattr(learner, "spec", None)
+        sleeps = bool(sampler.spec.sleep_level)
         if sleeps and any(s["mode"] == "awake" for s in sampler.ask("mode")):
             sampler.ask("sleep", 2)  # their weights are about to be replaced
-        if moves or sleeps:
-            self._place(learner.controller, "parameters", learner.spec.update_timeout_s)
+        shares = spec is not None and (sleeps or spec.offload_between_turns)
+        if shares:
+            self._place(learner.controller, "parameters", spec.update_timeout_s)
         if sleeps:
             sampler.ask("wake", False)
         yield
-        if moves or sleeps:
-            self._place(learner.controller, "off", learner.spec.update_timeout_s)
+        if shares:
+            self._place(learner.controller, "off", spec.update_timeout_s)
         if sleeps:
             sampler.ask("wake")
 

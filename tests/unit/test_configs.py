@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlkit.choosing import choose
 from rlkit.cluster import load_spec
 from rlkit.config import ClusterSpec
 from rlkit.errors import ConfigError
@@ -63,8 +64,11 @@ def test_fits_the_machine_and_model_that_it_names(name):
     nodes, size, gpu_gib = FITS[name]
     spec = ClusterSpec.from_yaml(FOLDER / f"{name}.yaml")
     check_resources(spec, nodes, "in a test")
-    made = plan(nodes, size, spec.sampler, spec.learner, gpu_memory_gib=gpu_gib)
-    assert len(made.roles) == spec.sampler.engines + spec.learner.ranks
+    sampler, learner, made = choose(nodes, size, spec.sampler, spec.learner, gpu_gib)
+    assert learner is not None
+    assert len(made.roles) == sampler.engines + learner.ranks
+    left = {"engines", "gpus_per_engine", "kv_cache_gib", "sleep_level", "offload_between_turns"}  # open in one of the files
+    assert {*spec.sampler.diff(sampler), *spec.learner.diff(learner)} <= left
     assert made.colocated is (name in ("laptop", "one_gpu", "node_8gpu_zero3"))
 
 
