@@ -8,7 +8,7 @@ gradient checkpointing; the engine sleeps (level 2: its weights are dropped and 
 samples x 128 tokens.
 
 Measured is what the driver says is in use on the card (NVML, every 20 ms), less what was in use before; predicted is the sum over roles in
-each phase. After `run.close` the card must be as it was before.
+each phase. `rank_host_peak_gib` is the learner's process in host memory. After `run.close` the card must be as it was before.
 """
 
 from __future__ import annotations
@@ -209,6 +209,8 @@ def one_step(cluster: rl.Cluster, model: str, shape: str, watch: Watch, name: st
             with phase("rollout"):
                 rollouts = sampler.generate(prompts, n=GROUP, max_tokens=tokens, min_tokens=tokens, progress=False)
             batch = rl.advantages(rl.score(rollouts, spread), "grpo")
+            with phase("turn"):
+                run.turns.training()  # what `update` does first; apart from it here, since the card is still full when it begins
             with phase("update"):
                 stats = learner.update(batch)
             with phase("sync"):
@@ -218,6 +220,9 @@ def one_step(cluster: rl.Cluster, model: str, shape: str, watch: Watch, name: st
             after = sampler.generate(prompts, n=GROUP, max_tokens=tokens, min_tokens=tokens, progress=False)
         made = run.placement(model)
         predicted = {k: round(v / GIB, 2) for k, v in made.peaks().items()}
+        phases = [e for e in run.events if e["kind"] == "phase"]
+        host = max(v for e in phases for k, v in e.items() if k.startswith("memory/rank-0/rss_gib"))
+        cards = [v for e in phases if e["phase"] == "sync" for k, v in e.items() if k.startswith("memory/") and k.endswith("/card_gib")]
         memory = {k: round(float(v), 2) for k, v in run.metrics.iloc[-1].items() if str(k).startswith("memory/")}
         result: dict[str, Any] = {
             "shape": shape,
@@ -229,13 +234,15 @@ def one_step(cluster: rl.Cluster, model: str, shape: str, watch: Watch, name: st
             "policy_version_after": after.policy_version,
             "logprob_gap": round(stats["logprob_gap"], 4),
             "metrics": memory,
+            "rank_host_peak_gib": round(host, 2),
             "predicted_gib": predicted,
             "roles": repr(made).splitlines(),
         }
     finally:
         run.close()
     if gpu:
-        measured = watch.peaks | {"rollout": max(watch.peaks["rollout"], watch.peaks["rollout_after"])}
+        # A sync ends with the cache awake again, as in a rollout; at its fullest before that engine and rank looked at the card themselves.
+        measured = watch.peaks | {"rollout": max(watch.peaks["rollout"], watch.peaks["rollout_after"]), "sync": max(cards) - watch.before}
         result["measured_gib"] = {k: round(v, 2) for k, v in measured.items()}
         result["predicted_over_measured"] = {k: round(v / measured[k], 3) for k, v in predicted.items()}
         result["peak_gib"] = {"predicted": max(predicted.values()), "measured": round(max(measured[k] for k in predicted), 2)}

@@ -34,10 +34,17 @@ def engines_per_gpu(params: float, cores: float) -> int:
     return max(1, min(MOST_ENGINES, int(cores // CORES_PER_ENGINE))) if params < SMALL else 1
 
 
-def set_by_hand(sampler: EngineSpec, learner: TrainSpec) -> bool:
-    """Whether seats and memory of both sides were set, so that nothing has to be chosen."""
-    memory = sampler.kv_cache_gib is not None or sampler.gpu_memory_utilization is not None or sampler.engine != "vllm"
-    return memory and sampler.gpus_per_engine > 0 and learner.gpus_per_rank > 0
+def is_open(spec: EngineSpec | TrainSpec) -> bool:
+    """Whether a spec leaves something for `choose` to fill."""
+    if isinstance(spec, TrainSpec):
+        return spec.gpus_per_rank == 0 or spec.offload_between_turns is None
+    memory = spec.kv_cache_gib is not None or spec.gpu_memory_utilization is not None or spec.engine != "vllm"
+    return not memory or spec.engines is None or spec.sleep_level is None or spec.gpus_per_engine == 0
+
+
+def leanest(learner: TrainSpec) -> TrainSpec:
+    """``learner`` with every setting that saves memory on its GPU: what can be assumed of one that is not made yet."""
+    return learner.but(zero_stage=3, offload_optimizer=True, gradient_checkpointing=True, micro_batch_tokens=4096)
 
 
 def choose(
@@ -89,6 +96,10 @@ def _on_gpus(
     engine_cards = max(1, cards - ranks if apart else cards) // tp * tp or tp
     seats = cores * CORES_PER_ENGINE / max(CORES_PER_ENGINE, sampler.cpus_per_engine)  # an engine that asks for more cores takes more
     per_card = 1 if tp > 1 else engines_per_gpu(size.params, seats / engine_cards)
+    if sampler.gpus_per_engine > 0:  # as many as have a seat with the share that was set
+        per_card = max(1, min(per_card, int((0.5 if shared else 1.0) / sampler.gpus_per_engine + 1e-6)))
+    if sampler.gpu_memory_utilization is not None:  # a share of the card for one
+        per_card = 1
     engines = sampler.engines or per_card * engine_cards // tp
     per_card = max(1, -(-engines * tp // engine_cards))
     share = (0.5 if shared else 1.0) / per_card

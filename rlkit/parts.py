@@ -136,22 +136,22 @@ class Parts(Owner):
         be run again, else from the cluster's GPUs and what is known of the other part.
 
         Raises:
-            ResourceError: it does not fit. With the memory of the engines set by hand only a note says so: a prediction may be wrong.
+            ResourceError: it does not fit. Settings of which none is open are taken as they are: a prediction may be wrong.
         """
         known = self.ledger.status()["parts"].get(name)
         if known is not None and known["model"] == model and known.get("asked") == as_plain(asked):
             return type(asked).make(known["spec"])
-        if not any(n.gpus for n in self.cluster.nodes):
-            return asked  # what is open means 1 engine that stays awake, and a learner that stays where it is
+        if not any(n.gpus for n in self.cluster.nodes) or not choosing.is_open(asked):
+            return asked  # on CPU what is open means 1 engine that stays awake, and a learner that stays where it is
         sampler = asked if name == "sampler" else self._spec_of("sampler")
         learner = asked if name == "learner" else self._spec_of("learner")
         try:
             chosen = self._choose(models.absolute(model), sampler, learner)
-        except ResourceError as error:
-            if not choosing.set_by_hand(sampler, learner):
+        except ResourceError:
+            if name == "learner" or self._model_of("learner") is not None:
                 raise
-            self.note(f"run.{name}: with these settings memory may not suffice. {error}")
-            return asked
+            # The learner comes later, and with settings that are not known yet.
+            chosen = self._choose(models.absolute(model), sampler, choosing.leanest(learner))
         spec = chosen[0] if name == "sampler" else chosen[1]
         filled = asked.diff(spec)
         if filled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,6 +107,8 @@ class Rank:
             with oom.explained(phase, f"rank-{self.rank}", learner=self.spec, vocab=vocab):
                 yield
         except OutOfMemoryError as error:
+            if error.__cause__ is not None:
+                traceback.clear_frames(error.__cause__.__traceback__)  # they hold activations
             recover.after_error(self.engine)
             applied = self.trainer.steps - steps
             state = f"{applied} optimizer steps of it were applied." if applied else "Nothing was applied; the learner can go on."

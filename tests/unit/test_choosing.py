@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlkit.choosing import choose, engines_per_gpu, set_by_hand
+from rlkit.choosing import choose, engines_per_gpu, is_open, leanest
 from rlkit.config import EngineSpec, TrainSpec
 from rlkit.errors import ResourceError
 from rlkit.models import ModelSize
@@ -73,12 +73,26 @@ def test_what_is_set_stays():
     train = TrainSpec(gpus_per_rank=0.3, offload_between_turns=False)
     sampler, learner, made = choose([node(1)], SMALL, asked, train, CARD)
     assert (sampler, learner) == (asked, train)
-    assert set_by_hand(sampler, train)
-    assert not set_by_hand(EngineSpec(), train)
+    assert not is_open(sampler)
+    assert not is_open(train)
+    assert is_open(EngineSpec())
+    assert is_open(TrainSpec())
+    assert is_open(asked.but(engine="hf")) is False
+    assert leanest(train).zero_stage == 3
     engine = made.roles[0]
     assert engine.host == {"weights asleep": 2 * SMALL.params}
     assert engine.phases["rollout"] - engine.phases["sync"] > 3 * GIB
     assert engine.phases["sync"] - engine.phases["update"] == 2 * SMALL.params
+
+
+@pytest.mark.parametrize(
+    ("asked", "engines"), [({"gpus_per_engine": 0.4}, 1), ({"gpus_per_engine": 0.1}, 5), ({"gpu_memory_utilization": 0.3}, 1)]
+)
+def test_as_many_engines_as_the_shares_that_were_set_allow(asked, engines):
+    sampler, _, made = choose([node(1)], SMALL, EngineSpec.make(asked, max_model_len=512), TrainSpec(gpus_per_rank=0.4), CARD)
+    assert sampler.engines == engines
+    assert sampler.gpus_per_engine * engines + 0.4 <= 1
+    assert max(made.peaks().values()) <= CARD * GIB
 
 
 def test_ranks_have_cards_of_their_own_where_there_are_enough():
