@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from rlkit import cards
 from rlkit.choosing import choose, engines_per_gpu, is_open, leanest
-from rlkit.config import EngineSpec, TrainSpec
+from rlkit.config import ClusterSpec, EngineSpec, TrainSpec, as_plain
 from rlkit.errors import ResourceError
 from rlkit.models import ModelSize
+from rlkit.parts import Parts
 from rlkit.placement import CONTEXT
 from rlkit.preflight import Node
 
@@ -117,3 +121,46 @@ def test_without_the_memory_of_a_card_only_seats_are_chosen():
 def test_refuses_a_card_with_no_room_for_a_cache():
     with pytest.raises(ResourceError, match="tensor_parallel_size"):
         choose([node(1)], SEVEN, EngineSpec(), TrainSpec(gradient_checkpointing=True, zero_stage=3, micro_batch_tokens=512), 14.0)
+
+
+class Book:
+    """The part of a run's ledger that choosing reads and writes."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, dict] = {}
+        self.notes: list[str] = []
+
+    def status(self) -> dict:
+        return {"parts": self.parts}
+
+    def check(self) -> None:
+        pass
+
+    def append(self, event: dict) -> None:
+        self.notes.append(event["text"])
+
+
+def test_a_run_chooses_once_and_again_the_same(monkeypatch, capsys):
+    sizes = {"small": SMALL, "seven": SEVEN}
+    monkeypatch.setattr(cards, "size_of", lambda model, nodes: sizes[model])
+    cluster = SimpleNamespace(nodes=(node(1),), spec=ClusterSpec(), gpu_memory_gib=lambda: CARD)
+    run, book = Parts("choosing", 0, cluster), Book()
+    run.ledger = book  # type: ignore[assignment]
+    first = run._chosen("sampler", "small", EngineSpec())
+    assert (first.engines, first.sleep_level) == (7, 0)
+    assert "run.sampler: placement chose engines=7" in book.notes[0]
+    assert "fullest GPU: rollout" in capsys.readouterr().out
+    book.parts["sampler"] = {"model": "small", "spec": as_plain(first), "asked": as_plain(EngineSpec())}
+    learner = run._chosen("learner", "small", TrainSpec())
+    assert (learner.gpus_per_rank, learner.offload_between_turns) == (0.4, False)
+    book.parts["learner"] = {"model": "small", "spec": as_plain(learner), "asked": as_plain(TrainSpec())}
+    assert run._chosen("sampler", "small", EngineSpec()) == first  # the cell is run again
+    assert run._chosen("sampler", "small", first) == first  # without arguments: as recorded, nothing is open
+    assert len(book.notes) == 2
+    assert [r.name for r in run.placement().roles] == [*(f"engine-{i}" for i in range(7)), "rank-0"]
+    # Before its learner is made, a large model's engine is given what a lean learner would leave.
+    large, book = Parts("choosing-large", 0, cluster), Book()
+    large.ledger = book  # type: ignore[assignment]
+    engine = large._chosen("sampler", "seven", EngineSpec(max_model_len=2048))
+    assert engine.engines == 1
+    assert engine.kv_cache_gib > 0.15 * CARD
