@@ -14,6 +14,7 @@ each phase. `rank_host_peak_gib` is the learner's process in host memory. After 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -30,6 +31,8 @@ import machine
 import torch
 
 import rlkit as rl
+from rlkit.models import size
+from rlkit.placement import plan
 
 GIB = 2**30
 PROMPTS, GROUP, TOKENS = 16, 8, 128
@@ -218,7 +221,8 @@ def one_step(cluster: rl.Cluster, model: str, shape: str, watch: Watch, name: st
             run.log(step, batch, stats)
         with phase("rollout_after"):
             after = sampler.generate(prompts, n=GROUP, max_tokens=tokens, min_tokens=tokens, progress=False)
-        made = run.placement(model)
+        nodes = [dataclasses.replace(n, memory=0.0) for n in cluster.nodes]  # unchecked: Ray counts file cache as taken
+        made = plan(nodes, size(model), sampler.spec, learner.spec, gpu_memory_gib=cluster.gpu_memory_gib())
         predicted = {k: round(v / GIB, 2) for k, v in made.peaks().items()}
         phases = [e for e in run.events if e["kind"] == "phase"]
         host = max(v for e in phases for k, v in e.items() if k.startswith("memory/rank-0/rss_gib"))

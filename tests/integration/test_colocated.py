@@ -172,9 +172,16 @@ def test_the_benchmark_of_a_shared_card_runs_a_whole_step(local_cluster, tmp_pat
     model = tmp_path / "model"
     model.mkdir()
     colocated.write_model(model, "tiny")
-    result = colocated.one_step(local_cluster(storage=str(tmp_path)), str(model), "tiny", colocated.Watch(), f"colocated-{os.getpid()}")
+    cluster = local_cluster(storage=str(tmp_path))
+    result = colocated.one_step(cluster, str(model), "tiny", colocated.Watch(), f"colocated-{os.getpid()}")
     # 2 x 512 x 64 embeddings; in each of 2 layers 4 x 64 x 64, 3 x 64 x 128 and 2 norms of 64; a norm of 64
     assert result["parameters"] == 2 * 512 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
     assert (result["samples"], result["tokens"], result["policy_version_after"]) == (16, 16 * 8, 1)
     assert result["metrics"]["memory/engine_peak_gib"] > 0
     assert result["metrics"]["memory/learner_peak_gib"] > 0
+
+    from rlkit import cards
+
+    nodes = [n.id for n in cluster.nodes]
+    assert cards.size_of(str(model), nodes).params == result["parameters"]
+    assert cards.smallest(nodes) == cards.here()
