@@ -165,6 +165,7 @@ def test_turns_in_any_order_give_what_engines_that_stay_awake_give(model, ray_lo
         actors.end(actors.started_with(other.namespace, ""))
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_a_shared_card_runs_a_whole_step(local_cluster, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import colocated
