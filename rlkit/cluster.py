@@ -43,6 +43,7 @@ class Cluster:
         self.dashboard_url = dashboard_url
         self._head = head
         self._open = True
+        self._gpu_memory: list[float | None] = []  # the answer, once it was asked for
 
     @property
     def is_local(self) -> bool:
@@ -60,6 +61,14 @@ class Cluster:
     def memory(self) -> float:
         """Bytes that Ray may hand out, object stores included."""
         return sum(n.memory + n.object_store for n in self.nodes)
+
+    def gpu_memory_gib(self) -> float | None:
+        """GiB of the cluster's smallest GPU, asked for once; None without GPUs, or where their driver does not say."""
+        if not self._gpu_memory:
+            from rlkit.cards import smallest
+
+            self._gpu_memory = [smallest([n.id for n in self.nodes if n.gpus])]
+        return self._gpu_memory[0]
 
     def refresh(self) -> Cluster:
         """Ask the cluster for its nodes again."""

@@ -118,9 +118,9 @@ class EngineSpec(Spec):
     """
 
     engine: str = "vllm"  # "vllm" | "hf"
-    engines: int = 1  # how many engine actors
+    engines: int | None = None  # how many engine actors; None: placement's choice on GPUs, 1 on CPU
     cpus_per_engine: float = 1.0
-    gpus_per_engine: float = 0.0  # fractions share a GPU
+    gpus_per_engine: float = 0.0  # fractions share a GPU; 0 on a cluster with GPUs: placement chooses
     threads: int | None = None  # compute threads of an engine on CPU; None: cpus_per_engine rounded up
     dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU | "float32" | "bfloat16" | "float16"
     seed: int = 0
@@ -133,6 +133,7 @@ class EngineSpec(Spec):
     enforce_eager: bool | None = None
     enable_prefix_caching: bool | None = True  # the prompt of a group is computed once
     enable_chunked_prefill: bool | None = None
+    sleep_level: int | None = None  # while the learner works: 0 stays awake, 1 weights to host memory, 2 weights dropped; None: placement
     block_size: int | None = None
     swap_space: float | None = None
     trust_remote_code: bool = False  # runs Python that comes with the model: only for sources you trust
@@ -151,6 +152,7 @@ class EngineSpec(Spec):
         self._need_positive("kv_cache_gib", "start_timeout_s", "rollout_timeout_s", "sync_timeout_s")
         u = self.gpu_memory_utilization
         self._need(u is None or 0 < u <= 1, "gpu_memory_utilization", "above 0 and at most 1")
+        self._need(self.sleep_level in (None, 0, 1, 2), "sleep_level", "0 (stays awake), 1 (weights to host memory) or 2 (weights dropped)")
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class TrainSpec(Spec):
     ranks: int = 1
     zero_stage: int = 2  # 0 none, 1 optimizer states, 2 + gradients, 3 + parameters (ZeRO, Rajbhandari et al. 2020)
     cpus_per_rank: float = 1.0
-    gpus_per_rank: float = 0.0
+    gpus_per_rank: float = 0.0  # fractions share a GPU; 0 on a cluster with GPUs: placement chooses
     threads: int | None = None  # compute threads of a rank on CPU; None: cpus_per_rank rounded up
     dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU
     lr: float = 1e-6
@@ -180,6 +182,7 @@ class TrainSpec(Spec):
     kernels: str = "auto"  # of norms, rotary embeddings, MLPs: "plain" | "liger" (pip install liger-kernel) | "compile" (ZeRO 0 to 2)
     offload_optimizer: bool = False  # optimizer states in host memory
     offload_param: bool = False  # ZeRO-3: parameters in host memory
+    offload_between_turns: bool | None = None  # all states in host memory while engines sample; None: placement
     logits_chunk: int | None = None  # tokens whose full-vocabulary logits exist at once; None: 2048 on CPU, 1.25 GB of them on GPU
     lora_rank: int = 0  # 0: train all parameters
     lora_alpha: float = 16.0
@@ -207,6 +210,8 @@ class TrainSpec(Spec):
         self._need(self.schedule in ("constant", "linear", "cosine"), "schedule", "constant, linear or cosine")
         self._need(self.schedule == "constant" or self.total_steps is not None, "total_steps", f"set for a {self.schedule} schedule")
         self._need(not self.offload_param or self.zero_stage == 3, "offload_param", "False unless zero_stage is 3")
+        both = bool(self.offload_between_turns and self.offload_param)
+        self._need(not both, "offload_between_turns", "False with offload_param, which keeps the parameters in host memory always")
         self._need(self.dtype in ("auto", "float32", "bfloat16"), "dtype", "auto, float32 or bfloat16")
         self._need(self.packing in ("auto", "varlen", "padded"), "packing", "auto, varlen or padded")
         self._need(self.kernels in ("auto", "plain", "liger", "compile"), "kernels", "auto, plain, liger or compile")

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlkit.actors import namespace
+from rlkit.turns import Turns
 
 
 class Stateful(Protocol):
@@ -36,6 +37,7 @@ class Owner:
         self.step: int | None = None  # the step of `Run.steps` that is being worked on
         self._calls = itertools.count()
         self._within = ""
+        self.turns = Turns(self)
         register(self)
 
     @contextmanager

@@ -22,6 +22,7 @@
     │   └── SpecChangedError    the same part of a run was asked for again with other settings
     ├── CheckpointError         a checkpoint that could not be written or read
     ├── ActorDiedError          a process of the run is gone
+    ├── OutOfMemoryError        (MemoryError)  a GPU is full; names the phase, the numbers and the setting to change
     ├── NotebookError           a cell of a notebook that was run headless failed
     └── DeadlineError           (TimeoutError) a wait that ran past its limit
 
@@ -121,6 +122,10 @@ class CheckpointError(RlkitError):
 
 class ActorDiedError(RlkitError):
     """A process of the run has died."""
+
+
+class OutOfMemoryError(RlkitError, MemoryError):
+    """A GPU has no room for what a phase asked for; the message names phase, numbers and the setting to change."""
 
 
 class NotebookError(RlkitError):

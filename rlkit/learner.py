@@ -40,6 +40,7 @@ class Learner:
         self.spec: TrainSpec = info["spec"]
         self.info = dict(info)
         self._version = version
+        owner.turns.learner = self
 
     @classmethod
     def start(cls, model: str, spec: TrainSpec, owner: Owner) -> Learner:
@@ -61,6 +62,7 @@ class Learner:
             return learner
         from rlkit.zero.controller import Controller
 
+        owner.turns.training()
         controller = actors.spawn(Controller, NAME, owner.namespace, model, spec, owner.name)
         try:
             info = _wait(controller.start.remote(), "the learner to start", spec.start_timeout_s + _CONTROL_S, "TrainSpec.start_timeout_s")
@@ -115,9 +117,10 @@ class Learner:
         objective = _objective(loss, aggregate, kl_coef, kl_estimator, entropy_coef, options)
         work = work_of(batch, objective)
         with self._owner.phase("update") as facts:
+            self._owner.turns.training()
             stats: UpdateStats = self._interruptible(lambda call: self._controller.update.remote(call, work, objective, self._owner.step))
             self._version = stats.policy_version
-            facts["policy_version"] = stats.policy_version
+            facts |= {"policy_version": stats.policy_version} | self.memory()
         return stats
 
     def forward_backward(
@@ -138,8 +141,10 @@ class Learner:
         """
         objective = _objective(loss, aggregate, kl_coef, kl_estimator, entropy_coef, options)
         work = work_of(batch, objective)
-        with self._owner.phase("update"):
+        with self._owner.phase("update") as facts:
+            self._owner.turns.training()
             out: dict[str, float] = self._interruptible(lambda call: self._controller.forward_backward.remote(call, work, objective))
+            facts |= self.memory()
         return out
 
     def optim_step(self) -> UpdateStats:
@@ -151,7 +156,7 @@ class Learner:
         with self._owner.phase("update") as facts:
             stats: UpdateStats = self._do("optim_step", self._owner.step)
             self._version = stats.policy_version
-            facts["policy_version"] = stats.policy_version
+            facts |= {"policy_version": stats.policy_version} | self.memory()
         return stats
 
     def discard(self) -> None:
@@ -249,8 +254,17 @@ class Learner:
             self._version = int(state["version"])
         return state
 
+    def memory(self) -> dict[str, float]:
+        """``memory/rank-0/allocated_gib`` and so on: peaks of the last update, log-probs or publishing; see `rlkit.memory.Meter`."""
+        found: dict[str, float] = _wait(
+            self._controller.memory.remote(), "the learner's memory", _CONTROL_S, "nothing: it should answer at once"
+        )
+        return found
+
     def close(self) -> None:
         """End the ranks and their controller. Their memory and GPUs are free afterwards; what was not saved is lost."""
+        if self._owner.turns.learner is self:
+            self._owner.turns.learner = None
         actors.end(actors.started_with(self._owner.namespace, NAME, "rank-"))
 
     def __repr__(self) -> str:
@@ -268,6 +282,8 @@ class Learner:
 
     def _do(self, method: str, *args: Any) -> Any:
         what = {"publish": "learner.publish_weights"}.get(method, f"learner.{method}")
+        if method not in ("publish", "release"):  # these belong to a sync, which has made room for them
+            self._owner.turns.training()
         return _wait(getattr(self._controller, method).remote(*args), what, self.spec.update_timeout_s + _CONTROL_S, SETTING)
 
     def _interruptible(self, make: Callable[[str], Any]) -> Any:

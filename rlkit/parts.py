@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlkit import actors, checkpoints
+from rlkit import actors, cards, checkpoints, choosing, models
 from rlkit.config import EngineSpec, TrainSpec, as_plain
 from rlkit.context import Owner
 from rlkit.errors import ResourceError, RunError, SpecChangedError
 from rlkit.ledger import Ledger
+from rlkit.placement import Placement
 
 if TYPE_CHECKING:
     from rlkit.learner import Learner
@@ -59,11 +60,13 @@ class Parts(Owner):
         """
         from rlkit.sampler import Sampler
 
-        model, spec = self._part("sampler", EngineSpec, model, self.cluster.spec.sampler, settings, restart)
-        with self._making("sampler", model, spec):
+        model, asked = self._part("sampler", EngineSpec, model, self.cluster.spec.sampler, settings, restart)
+        spec = self._chosen("sampler", model, asked)
+        with self._making("sampler", model, spec, asked):
             living = 0 if restart else sum(n.startswith("engine-") for n in self.ps())
-            if not living or spec.engines == self._recorded("sampler", "engines"):  # else they are refused by name
-                self._seats("sampler", max(0, spec.engines - living), spec.cpus_per_engine, spec.gpus_per_engine)
+            engines = spec.engines or 1
+            if not living or engines == (self._recorded("sampler", "engines") or 1):  # else they are refused by name
+                self._seats("sampler", max(0, engines - living), spec.cpus_per_engine, spec.gpus_per_engine)
             made = self._parts["sampler"] = Sampler.start(model, spec, self, restart=restart)
         self._align()
         return made
@@ -76,13 +79,14 @@ class Parts(Owner):
         """
         from rlkit.learner import Learner
 
-        model, spec = self._part("learner", TrainSpec, model, self.cluster.spec.learner, settings, restart)
+        model, asked = self._part("learner", TrainSpec, model, self.cluster.spec.learner, settings, restart)
+        spec = self._chosen("learner", model, asked)
         first = self._model_of("learner") is None  # steps before it had no learner: there is nothing to go back to
         alive = actors.find("learner", self.namespace) is not None and not restart
         if alive and (broken := Learner.attach(self).state()["broken"]) is not None:
             self.note(f"The learner of run {self.name!r} is started again, because it stopped after an error: {broken}")
             alive = False
-        with self._making("learner", model, spec):
+        with self._making("learner", model, spec, asked):
             if not alive:
                 self._end("learner", "rank-")  # also ranks whose controller died
                 self._seats("learner", spec.ranks, spec.cpus_per_rank, spec.gpus_per_rank)
@@ -121,6 +125,56 @@ class Parts(Owner):
             )
         return model, spec
 
+    def placement(self, model: str | None = None) -> Placement:
+        """Where engines and ranks sit or would sit, with the memory predicted for each phase. ``model`` defaults to the run's.
+
+        Raises:
+            RunError: no model is given and the run has none yet.
+            ResourceError: it does not fit.
+        """
+        model = model or self._model_of("learner") or self._model_of("sampler")
+        if model is None:
+            raise RunError("run.placement() needs a model the first time, for example run.placement('tiny').")
+        return self._choose(models.absolute(model), self._spec_of("sampler"), self._spec_of("learner"))[2]
+
+    def _chosen(self, name: str, model: str, asked: Any) -> Any:
+        """The settings of a part with the open ones filled by `rlkit.choosing`: as before when the same was asked for, so that a cell can
+        be run again, else from the cluster's GPUs and what is known of the other part.
+
+        Raises:
+            ResourceError: it does not fit. Settings of which none is open are taken as they are: a prediction may be wrong.
+        """
+        known = self.ledger.status()["parts"].get(name)
+        if known is not None and known["model"] == model and known.get("asked") == as_plain(asked):
+            return type(asked).make(known["spec"])
+        if not any(n.gpus for n in self.cluster.nodes) or not choosing.is_open(asked):
+            return asked  # on CPU what is open means 1 engine that stays awake, and a learner that stays where it is
+        sampler = asked if name == "sampler" else self._spec_of("sampler")
+        learner = asked if name == "learner" else self._spec_of("learner")
+        try:
+            chosen = self._choose(models.absolute(model), sampler, learner)
+        except ResourceError:
+            if name == "learner" or self._model_of("learner") is not None:
+                raise
+            # The learner comes later, and with settings that are not known yet.
+            chosen = self._choose(models.absolute(model), sampler, choosing.leanest(learner))
+        spec = chosen[0] if name == "sampler" else chosen[1]
+        filled = asked.diff(spec)
+        if filled:
+            self.note(f"run.{name}: placement chose {', '.join(f'{k}={b!r}' for k, (_, b) in filled.items())}.\n{chosen[2]!r}")
+        return spec
+
+    def _choose(self, model: str, sampler: EngineSpec, learner: TrainSpec) -> tuple[EngineSpec, TrainSpec | None, Placement]:
+        nodes = self.cluster.nodes
+        size = cards.size_of(model, [n.id for n in nodes if n.gpus] or [n.id for n in nodes])
+        return choosing.choose(nodes, size, sampler, learner, self.cluster.gpu_memory_gib())
+
+    def _spec_of(self, name: str) -> Any:
+        """The settings of a part as they were chosen, or as the cluster's config asks for them."""
+        known = self.ledger.status()["parts"].get(name)
+        kind: Any = {"sampler": EngineSpec, "learner": TrainSpec}[name]
+        return getattr(self.cluster.spec, name) if known is None else kind.make(known["spec"])
+
     def ps(self) -> list[str]:
         """Names of the run's living actors."""
         return actors.names(self.namespace)
@@ -148,11 +202,12 @@ class Parts(Owner):
             time.sleep(0.2)
 
     @contextmanager
-    def _making(self, name: str, model: str, spec: Any) -> Iterator[None]:
+    def _making(self, name: str, model: str, spec: Any, asked: Any = None) -> Iterator[None]:
         self.ledger.check()
         start = time.monotonic()
         yield
-        self.ledger.append({"kind": "part", "name": name, "model": model, "spec": as_plain(spec), "seconds": time.monotonic() - start})
+        event = {"kind": "part", "name": name, "model": model, "spec": as_plain(spec), "seconds": time.monotonic() - start}
+        self.ledger.append(event | ({} if asked is None else {"asked": as_plain(asked)}))
 
     def _model_of(self, part: str) -> str | None:
         known = self.ledger.status()["parts"].get(part)

@@ -16,24 +16,40 @@ Stage 1 divides the optimizer's by N, stage 2 the gradients' too, stage 3 all th
 accumulates them in fp32. Stage 0 in bfloat16 is autocast over fp32 parameters and costs what float32 does. With LoRA, P counts the
 adapters in gradients and optimizer, and the frozen base is a whole copy in each rank below stage 3.
 
-Activations of a micro-batch of T tokens are 34 T h L bytes in 16 bit (Korthikanti et al. 2022, equation 2, without the attention scores,
-which fused attention does not keep), twice that in fp32; with gradient checkpointing 2 T h L (one tensor a layer) plus one layer's 34 T h.
+With ``offload_optimizer`` optimizer states and gradients are in host memory. DeepSpeed 0.19 keeps the accumulated gradients there and a
+second fp32 copy that the optimizer reads: 6 P bytes in bfloat16 below stage 3 (16-bit sums), 4 P in stage 3, where rlkit makes one of
+the two (`rlkit.zero.offload.share_gradients`). On the GPU remain parameters, a bucket of gradients and the largest gradient in fp32.
+
+On a card that is shared the peak is that of the fullest *phase*: rollout, update or sync. Engines that sleep and ranks whose states move
+(`rlkit.turns`) hold only what a process on a GPU always holds while the other side works. A weight sync packs a copy of the 16-bit weights.
+
+Activations of a micro-batch of T tokens are on the CPU 34 T h L bytes in 16 bit (Korthikanti et al. 2022, equation 2, without the attention
+scores, which fused attention does not keep), twice that in fp32; on a GPU they are counted for a gated MLP and fused kernels, see
+`activation_bytes`.
+With gradient checkpointing one tensor of T h stays a layer, and one layer's activations at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rlkit.config import EngineSpec, TrainSpec
-from rlkit.engines.settings import kv_cache_bytes
+from rlkit.engines.settings import GPU_SEQS, kv_cache_bytes
 from rlkit.errors import ResourceError
 from rlkit.preflight import Node
 from rlkit.reprs import gib, html_table
 from rlkit.zero.ds_config import chunk_of, precision
 
 VLLM_GPU_SHARE = 0.9  # of a GPU's memory, when gpu_memory_utilization is None
+PHASES = ("rollout", "update", "sync")
+# What `nvidia-smi` shows of a process with torch on a Hopper card before it holds a tensor: context, kernels, cuBLAS workspace.
+CONTEXT = 0.6 * 2**30
+# CUDA graphs of a vLLM engine: "about 1 GB" for its default capture sizes (cluster_configs/one_gpu.yaml); none with enforce_eager.
+GRAPHS = 1.0 * 2**30
+BATCHED_TOKENS = 8192  # vLLM's step when max_num_batched_tokens is None, and sequences when max_num_seqs is None
+BUCKET = 1 << 26  # elements of a gradient bucket at most, unless one parameter is larger; see rlkit.zero.ds_config
 EPS = 1e-6
 
 
@@ -80,6 +96,7 @@ class Role:
     device: Mapping[str, float] = field(default_factory=dict)
     node: int = -1
     gpu_ids: tuple[int, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)  # bytes on its GPUs in each of `PHASES`
 
     @property
     def parts(self) -> dict[str, float]:
@@ -102,6 +119,22 @@ class Placement:
 
         return bool(seats("engine-") & seats("rank-"))
 
+    def card(self, node: int, gpu: int) -> dict[str, dict[str, float]]:
+        """phase -> role -> bytes on one GPU."""
+        here = [r for r in self.roles if r.node == node and gpu in r.gpu_ids]
+        return {phase: {r.name: r.phases.get(phase, 0.0) / len(r.gpu_ids) for r in here} for phase in PHASES}
+
+    def peaks(self) -> dict[str, float]:
+        """phase -> bytes on the fullest GPU; empty without GPUs."""
+        cards = [self.card(at, gpu) for at, node in enumerate(self.nodes) for gpu in range(int(node.gpus))]
+        return {phase: max(sum(card[phase].values()) for card in cards) for phase in PHASES} if cards else {}
+
+    def caption(self) -> str:
+        peaks = ", ".join(f"{phase} {_size(n)}" for phase, n in self.peaks().items())
+        of = f" of {_size(self.gpu_memory)}" if self.gpu_memory else ""
+        fullest = f"; fullest GPU: {peaks}{of}" if peaks else ""
+        return f"ZeRO-{self.zero_stage}, engines and ranks {'share seats' if self.colocated else 'apart'}{fullest}"
+
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         out = []
         for role in self.roles:
@@ -116,11 +149,10 @@ class Placement:
         rows = [header, *self.rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([f"ZeRO-{self.zero_stage}, engines and ranks {'share seats' if self.colocated else 'apart'}", *lines])
+        return "\n".join([self.caption(), *lines])
 
     def _repr_html_(self) -> str:
-        caption = f"ZeRO-{self.zero_stage}, engines and ranks {'share seats' if self.colocated else 'apart'}"
-        return html_table(["role", "seat", "CPUs", "GPUs", "predicted memory"], self.rows(), caption)
+        return html_table(["role", "seat", "CPUs", "GPUs", "predicted memory"], self.rows(), self.caption())
 
 
 def model_states(params: float, spec: TrainSpec, trainable: float | None = None) -> States:
@@ -135,28 +167,49 @@ def model_states(params: float, spec: TrainSpec, trainable: float | None = None)
     )
 
 
-def lora_params(size: Size, spec: TrainSpec) -> int:
-    """Parameters of the LoRA adapters (Hu et al. 2021: r (in + out) for each adapted matrix) of a gated-MLP decoder.
-
-    The MLP's width is not among the model's numbers; it is taken from what the parameters of a layer leave over.
-    """
+def mlp_width(size: Size) -> float:
+    """Width of the gated MLP: not among the model's numbers, so taken from what the parameters of a layer leave over."""
     h, kv = size.hidden, size.kv_heads * size.head_dim
     layer = (size.params - size.vocab * h * (1 if size.tied else 2)) / size.layers
-    width = max(0.0, (layer - 2 * h * h - 2 * h * kv) / (3 * h))
+    return max(0.0, (layer - 2 * h * h - 2 * h * kv) / (3 * h))
+
+
+def lora_params(size: Size, spec: TrainSpec) -> int:
+    """Parameters of the LoRA adapters (Hu et al. 2021: r (in + out) for each adapted matrix) of a gated-MLP decoder."""
+    h, kv, width = size.hidden, size.kv_heads * size.head_dim, mlp_width(size)
     shapes: dict[str, tuple[float, float]] = {"q_proj": (h, h), "k_proj": (h, kv), "v_proj": (h, kv), "o_proj": (h, h)}
     shapes |= {"gate_proj": (h, width), "up_proj": (h, width), "down_proj": (width, h)}
     return round(size.layers * spec.lora_rank * sum(sum(shapes[t]) for t in spec.lora_targets if t in shapes))
 
 
 def activation_bytes(size: Size, spec: TrainSpec) -> float:
-    """Bytes that one micro-batch's forward pass keeps for the backward pass, and its logits; an estimate."""
-    width = 1 if precision(spec) == "bfloat16" else 2
-    tokens, h = spec.micro_batch_tokens, size.hidden
-    full = 34.0 * tokens * h * width
-    kept = 2.0 * tokens * h * size.layers * width + full if spec.gradient_checkpointing else full * size.layers
-    gpu = spec.gpus_per_rank > 0
-    number = 2.0 * width if gpu else 2 * 4.0  # on a GPU the logits become their gradient in place; else both, in fp32
-    return kept + number * min(chunk_of(spec.logits_chunk, size.vocab, gpu), tokens) * size.vocab
+    """Bytes that one micro-batch's forward pass keeps for the backward pass, and its logits; an estimate.
+
+    On a GPU a layer keeps, in numbers a token: inputs of norms and linear maps (4 h, h of the attention's output, the MLP's product),
+    query, keys, values and output of the attention, gate and up. ``gradient_checkpointing`` None counts as off.
+    """
+    tokens, h, gpu = spec.micro_batch_tokens, size.hidden, spec.gpus_per_rank > 0
+    width = 2.0 if precision(spec) == "bfloat16" else 4.0
+    layer = 7.0 * h + 3.0 * mlp_width(size) + 2.0 * size.kv_heads * size.head_dim if gpu else 17.0 * h
+    extra = layer if gpu else 0.0  # a layer's gradients
+    kept = (size.layers * h + layer if spec.gradient_checkpointing else size.layers * layer) + extra
+    number = width if gpu else 2 * 4.0  # on a GPU the logits become their gradient in place; else both, in fp32
+    return width * tokens * kept + number * min(chunk_of(spec.logits_chunk, size.vocab, gpu), tokens) * size.vocab
+
+
+def workspace_bytes(size: Size, spec: EngineSpec) -> float:
+    """Bytes of a vLLM step beside weights and cache; an estimate. Hidden states, query, key, value and MLP of a step's tokens in 16 bit
+    (some 16 h each), and the logits of every sequence in fp32, three times (raw, at the temperature, as log-probs)."""
+    tokens, rows = spec.max_num_batched_tokens or BATCHED_TOKENS, spec.max_num_seqs or GPU_SEQS
+    return 2.0 * 16 * tokens * size.hidden + 3 * 4.0 * rows * size.vocab
+
+
+def buffer_bytes(size: Size, spec: TrainSpec) -> float:
+    """Bytes of a rank's gradient buckets and of the output layer's gradient, which is summed in fp32 and cast."""
+    width = 2.0 if precision(spec) == "bfloat16" and spec.zero_stage > 0 else 4.0
+    largest = size.vocab * size.hidden
+    bucket = width * max(largest, min(BUCKET, size.params)) if spec.zero_stage > 0 else 0.0
+    return bucket + (width + 4.0) * largest
 
 
 def plan(
@@ -169,6 +222,7 @@ def plan(
     cpus_per_reference: float = 1.0,
     gpus_per_reference: float = 0.0,
     gpu_memory_gib: float | None = None,
+    with_learner: bool = True,
 ) -> Placement:
     """Seat ``sampler``, ``learner`` and ``references`` frozen models on ``nodes``.
 
@@ -176,13 +230,14 @@ def plan(
         nodes: of a `Cluster`, or made up.
         size: of the model, as `rlkit.models.size` gives it.
         gpu_memory_gib: memory of one GPU; None leaves memory on GPUs unchecked (Ray does not know it).
+        with_learner: False seats engines and references alone.
 
     Raises:
         ResourceError: something has no seat or does not fit; names the numbers and the settings.
     """
     gpu_memory = None if gpu_memory_gib is None else gpu_memory_gib * 2**30
-    wanted = [_engine(i, size, sampler, gpu_memory) for i in range(sampler.engines)]
-    wanted += [_rank(i, size, learner) for i in range(learner.ranks)]
+    wanted = [_engine(i, size, sampler, gpu_memory) for i in range(sampler.engines or 1)]
+    wanted += [_rank(i, size, learner) for i in range(learner.ranks if with_learner else 0)]
     wanted += [_reference(i, size, cpus_per_reference, gpus_per_reference) for i in range(references)]
     roles = _seat(list(nodes), wanted)
     made = Placement(tuple(nodes), tuple(roles), learner.zero_stage, gpu_memory)
@@ -207,12 +262,18 @@ def _engine(index: int, size: Size, spec: EngineSpec, gpu_memory: float | None) 
         cache = float(kv_cache_bytes(spec, token, context)) if spec.engine == "vllm" else 0.0
         return Role(f"engine-{index}", spec.cpus_per_engine, 0.0, {"weights": weights, "KV cache": cache})
     parts = {"weights": weights}
+    left = (CONTEXT + (0.0 if spec.enforce_eager else GRAPHS)) * spec.tensor_parallel_size  # what a sleeping engine still holds
     if spec.kv_cache_gib is not None:
         parts["KV cache"] = spec.kv_cache_gib * 2**30 * spec.tensor_parallel_size
+        parts["workspace"] = left + workspace_bytes(size, spec)
     elif gpu_memory is not None and spec.engine == "vllm":
         share = spec.gpu_memory_utilization or VLLM_GPU_SHARE
         parts["KV cache"] = max(0.0, share * gpu_memory * spec.tensor_parallel_size - weights)  # vLLM takes all of its share
-    return Role(f"engine-{index}", spec.cpus_per_engine, gpus, {}, parts)
+    awake = sum(parts.values())
+    asleep = left if spec.sleep_level else awake
+    phases = {"rollout": awake, "update": asleep, "sync": left + weights if spec.sleep_level else awake}
+    host = {"weights asleep": weights} if spec.sleep_level == 1 else {}
+    return Role(f"engine-{index}", spec.cpus_per_engine, gpus, host, parts, phases=phases)
 
 
 def _rank(index: int, size: Size, spec: TrainSpec) -> Role:
@@ -225,14 +286,29 @@ def _rank(index: int, size: Size, spec: TrainSpec) -> Role:
     }
     if spec.gpus_per_rank == 0:
         return Role(f"rank-{index}", spec.cpus_per_rank, 0.0, parts)
-    moved = [n for n, yes in (("parameters", spec.offload_param), ("optimizer", spec.offload_optimizer and spec.zero_stage > 0)) if yes]
-    host, device = {k: v for k, v in parts.items() if k in moved}, {k: v for k, v in parts.items() if k not in moved}
-    return Role(f"rank-{index}", spec.cpus_per_rank, spec.gpus_per_rank, host, device)
+    outside = spec.offload_optimizer and spec.zero_stage > 0
+    low = precision(spec) == "bfloat16" and spec.zero_stage > 0
+    if outside and spec.zero_stage < 3:
+        parts["gradients"] = (6.0 if low else 8.0) / 4.0 * states.gradients
+    parts["buffers"] = CONTEXT + buffer_bytes(size, spec)
+    moved = {"parameters": spec.offload_param, "gradients": outside, "optimizer": outside}
+    host, device = {k: v for k, v in parts.items() if moved.get(k)}, {k: v for k, v in parts.items() if not moved.get(k)}
+    held = sum(v for k, v in device.items() if k in moved)  # between two updates
+    packed = (2.0 if low else 4.0) * size.params  # the copy that a sync packs, all of it on each rank that shares a card
+    whole = device.get("parameters", 0.0)
+    if spec.offload_between_turns:
+        host["between turns"] = held
+        phases = {"rollout": CONTEXT, "update": sum(device.values()), "sync": CONTEXT + whole + packed}
+    else:
+        phases = {"rollout": CONTEXT + held, "update": sum(device.values()), "sync": CONTEXT + held + packed}
+    return Role(f"rank-{index}", spec.cpus_per_rank, spec.gpus_per_rank, host, device, phases=phases)
 
 
 def _reference(index: int, size: Size, cpus: float, gpus: float) -> Role:
     weights = {"weights": float((2 if gpus > 0 else 4) * size.params)}
-    return Role(f"reference-{index}", cpus, gpus, {} if gpus > 0 else weights, weights if gpus > 0 else {})
+    if gpus == 0:
+        return Role(f"reference-{index}", cpus, gpus, weights)
+    return Role(f"reference-{index}", cpus, gpus, {}, weights, phases=dict.fromkeys(PHASES, CONTEXT + weights["weights"]))
 
 
 def _seat(nodes: list[Node], wanted: list[Role]) -> list[Role]:
@@ -257,7 +333,7 @@ def _seat(nodes: list[Node], wanted: list[Role]) -> list[Role]:
         cpus[at] -= role.cpus
         for gpu in ids:
             gpus[at][gpu] -= role.gpus if role.gpus < 1 else 1.0
-        out.append(Role(role.name, role.cpus, role.gpus, role.host, role.device, at, ids))
+        out.append(replace(role, node=at, gpu_ids=ids))
     return out
 
 
@@ -277,12 +353,12 @@ def _check_gpus(made: Placement, sampler: EngineSpec, learner: TrainSpec) -> Non
         return
     for at, node in enumerate(made.nodes):
         for gpu in range(int(node.gpus)):
-            here = {r.name: sum(r.device.values()) / len(r.gpu_ids) for r in made.roles if r.node == at and gpu in r.gpu_ids}
+            phase, here = max(made.card(at, gpu).items(), key=lambda item: sum(item[1].values()))
             if sum(here.values()) > made.gpu_memory * (1 + EPS):
                 shares = ", ".join(f"{name} {_size(n)}" for name, n in here.items())
                 raise ResourceError(
                     f"GPU {gpu} of {node.host or node.ip} has {_size(made.gpu_memory)} and would hold {_size(sum(here.values()))} "
-                    f"({shares}). {_advice(here, sampler, learner, on_gpu=True)}"
+                    f"in the {phase} phase ({shares}). {_advice(here, sampler, learner, on_gpu=True)}"
                 )
 
 
@@ -309,6 +385,11 @@ def _advice(here: Mapping[str, float], sampler: EngineSpec, learner: TrainSpec, 
         if not learner.gradient_checkpointing:
             ways.append("set learner.gradient_checkpointing")
         ways.append("lower learner.micro_batch_tokens")
+    if kinds >= {"engine", "rank"} and on_gpu:
+        if not sampler.sleep_level:
+            ways.append("set sampler.sleep_level to 2")
+        if not learner.offload_between_turns and not learner.offload_param:
+            ways.append("set learner.offload_between_turns")
     if "engine" in kinds:
         ways.append("lower sampler.gpu_memory_utilization" if on_gpu and sampler.kv_cache_gib is None else "lower sampler.kv_cache_gib")
         if on_gpu and sampler.tensor_parallel_size == 1:

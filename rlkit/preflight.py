@@ -209,16 +209,16 @@ def check_resources(spec: ClusterSpec, nodes: Sequence[Node], where: str) -> Non
         per_engine = max(s.gpus_per_engine, s.tensor_parallel_size if s.tensor_parallel_size > 1 else 0)
         rows += [
             (
-                s.engines * s.cpus_per_engine + t.ranks * t.cpus_per_rank,
+                (s.engines or 1) * s.cpus_per_engine + t.ranks * t.cpus_per_rank,
                 cpus,
                 "CPUs",
-                f"{s.engines} engines x {s.cpus_per_engine:g} + {t.ranks} ranks x {t.cpus_per_rank:g}",
+                f"{s.engines or 1} engines x {s.cpus_per_engine:g} + {t.ranks} ranks x {t.cpus_per_rank:g}",
             ),
             (
-                s.engines * per_engine + t.ranks * t.gpus_per_rank,
+                (s.engines or 1) * per_engine + t.ranks * t.gpus_per_rank,
                 gpus,
                 "GPUs",
-                f"{s.engines} engines x {per_engine:g} + {t.ranks} ranks x {t.gpus_per_rank:g}",
+                f"{s.engines or 1} engines x {per_engine:g} + {t.ranks} ranks x {t.gpus_per_rank:g}",
             ),
         ]
     short = [f"{asked:g} {unit} asked for ({why}), {there:.4g} there" for asked, there, unit, why in rows if asked > there + 1e-6]

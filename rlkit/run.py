@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlkit import actors, checkpoints
+from rlkit import actors, checkpoints, memory
 from rlkit.context import Stateful
 from rlkit.errors import ConfigError, RunError, SpecChangedError
 from rlkit.ledger import Ledger
@@ -156,7 +156,7 @@ class Run(Parts):
             "step": step,
             "version": version,
             "updates": updates if updates is not None or version is None or begun is None else version - begun,
-            "metrics": dict(metrics) | times,
+            "metrics": dict(metrics) | times | memory.step_metrics(p for p in self._phases if p.get("step") == step),
             "positions": self._positions() if recovered is None else recovered,
             "recovered": recovered is not None,
         }

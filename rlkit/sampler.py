@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rlkit import actors, memory
 from rlkit.config import EngineSpec, SampleSpec
 from rlkit.context import Owner
 from rlkit.engines import pool
@@ -30,6 +31,7 @@ class Sampler:
         self._crew = Crew(self._handles, self._info, spec, owner)
         self._delivery = Delivery(self._crew)
         self._learner: Any = None  # of the last sync
+        owner.turns.sampler = self
 
     @classmethod
     def start(cls, model: str, spec: EngineSpec, owner: Owner, *, restart: bool = False, version: int | None = 0) -> Sampler:
@@ -43,6 +45,7 @@ class Sampler:
             ModelError, ConfigError: from the engine: no such model, or a setting that vLLM does not know.
             DeadlineError: not started within ``spec.start_timeout_s``.
         """
+        owner.turns.clear_learner()
         handles, info = pool.start(model, spec, owner.namespace, restart=restart, version=version)
         return cls(handles, info, spec, owner)
 
@@ -100,6 +103,7 @@ class Sampler:
         spec = (sampling or SampleSpec()).but(n=n, **settings)
         asked = as_prompts(prompts)
         with self._owner.phase("rollout") as facts:
+            self._owner.turns.rollout(self)
             begun = time.monotonic()
             seeds = prompt_seeds(self._owner.call_seed() if spec.seed is None else spec.seed, first + len(asked))[first:]
             version = self.version
@@ -131,7 +135,56 @@ class Sampler:
                 "truncated": float(rollouts.truncated.mean()),
                 "policy_version": rollouts.policy_version,
             }
+            facts |= _memory(summaries)
         return rollouts
+
+    def sleep(self, level: int | None = None) -> None:
+        """Give the GPUs' memory back: level 1 keeps the weights in host memory, 2 drops them; default is the setting, else 1.
+
+        `generate` wakes the engines where ``EngineSpec.sleep_level`` is set; else call `wake` first. Dropped weights come with a `sync`.
+
+        Raises:
+            ConfigError: another level, or vLLM engines on GPUs that were not started with a ``sleep_level``.
+            ResourceError: level 1, and the host has no room.
+        """
+        level = self._spec.sleep_level or 1 if level is None else level
+        if level not in (1, 2):
+            raise ConfigError(f"sampler.sleep({level!r}): the level is 1 (weights to host memory) or 2 (weights dropped).")
+        if not self._spec.sleep_level and self._spec.engine == "vllm" and any(i["device"] == "cuda" for i in self._info):
+            raise ConfigError(
+                f"These engines cannot sleep: EngineSpec.sleep_level is {self._spec.sleep_level!r}. Start them with "
+                "run.sampler(model, sleep_level=1, restart=True)."
+            )
+        self.ask("sleep", level)
+
+    def wake(self) -> None:
+        """Take the GPUs' memory again, weights and cache. Weights that were dropped are undefined until a `sync`."""
+        self.ask("wake")
+
+    def ask(self, method: str, *args: Any) -> list[dict[str, Any]]:
+        """Call ``mode``, ``sleep`` or ``wake`` of every engine, and remember what state they say they are in."""
+        while True:
+            try:
+                states: list[dict[str, Any]] = actors.wait(
+                    [getattr(h, method).remote(*args) for h in self._handles],
+                    what=f"{len(self._handles)} engine(s) to answer {method!r}",
+                    timeout_s=self._spec.sync_timeout_s,
+                    setting="EngineSpec.sync_timeout_s",
+                )
+                break
+            except ActorDiedError as error:
+                dead = [h for h in self._handles if pool.info_of(h, self._crew.name(h)) is None]
+                if not dead:
+                    raise
+                for handle in dead:
+                    self._crew.lose(handle, str(error), "it had nothing to do")
+        self.note(states)
+        return states
+
+    def note(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """Remember what the engines said of themselves; None is one that is dead."""
+        for info, state in zip(self._info, states, strict=False):
+            info |= {} if state is None else {key: state[key] for key in ("mode", "version")}
 
     def _gather(self, asked: list[Prompt], shards: list[Any], replies: list[dict[str, Any]], spec: SampleSpec, seconds: float) -> Rollouts:
         versions = {r["version"] for r in replies}
@@ -221,7 +274,7 @@ class Sampler:
         """
         if not hasattr(learner, "publish_weights"):
             raise SyncError(f"sampler.sync takes the learner, as run.learner(...) returned it; it was given {learner!r}.")
-        with self._owner.phase("sync") as facts:
+        with self._owner.phase("sync") as facts, self._owner.turns.syncing(self, learner):
             self._learner = learner
             for one in self._crew.started(wait=not self._handles and bool(self._crew.coming)):
                 self._crew.join(one)
@@ -236,11 +289,15 @@ class Sampler:
                 raise ActorDiedError(f"All engines died while they took the learner's weights, and so did what replaced them. {AGAIN}")
             facts |= {"policy_version": stats.version, "bytes": stats.bytes, "engines": stats.engines}
             facts |= {f"{k}_seconds": v for k, v in stats.parts.items()}
+            facts |= _memory(self._delivery.replies)
+            facts |= learner.memory() if hasattr(learner, "memory") else {}
         return stats
 
     def close(self) -> None:
         """End the engines. Rollouts that they made are lost with them; running it again changes nothing."""
         self._crew.close()
+        if self._owner.turns.sampler is self:
+            self._owner.turns.sampler = None
 
     def __repr__(self) -> str:
         if not self._info:
@@ -251,6 +308,11 @@ class Sampler:
             f"Sampler({len(self._info)} x {first['engine']} on {first['device']}, {first['name']}, {first['dtype']}, "
             f"context {first['max_model_len']}, {version})"
         )
+
+
+def _memory(replies: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The engines' memory as a phase event holds it."""
+    return {k: v for i, reply in enumerate(replies) for k, v in memory.named(f"engine-{i}", reply["memory"]).items()}
 
 
 def as_prompts(prompts: Any) -> list[Prompt]:

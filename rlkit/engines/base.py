@@ -1,7 +1,7 @@
 """What every rollout engine does: take prompts, give shards; take weights, prove that it holds them.
 
-An engine is a Ray actor. `start`, `generate` and `load_weights` run one at a time; `info`, `progress`, `version` and `abort` are answered
-while one of them is running.
+An engine is a Ray actor. `start`, `generate`, `load_weights`, `sleep` and `wake` run one at a time; `info`, `mode`, `progress`,
+`version` and `abort` are answered while one of them is running.
 
 Sampling rules, the same in every engine:
 
@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 import ray
 
+from rlkit import memory, oom
 from rlkit.config import EngineSpec, SampleSpec, as_plain
 from rlkit.errors import RolloutError, SyncError
 from rlkit.types import Prompt, RolloutShard
@@ -48,6 +49,9 @@ class Stopped(RolloutError):
     """`Engine.abort` was called for the running call; never leaves the engine."""
 
 
+AWAKE, WEIGHTS, ASLEEP = "awake", "weights", "asleep"  # all of its memory is there, only the weights' (not the cache's), none
+
+
 class Engine(ABC):
     """The protocol and what is common to its engines; `_load`, `_sample`, `_take_weights` and `_count` are theirs."""
 
@@ -62,6 +66,8 @@ class Engine(ABC):
         self._call: str | None = None
         self._aborted: set[str] = set()
         self._begun = 0.0
+        self._mode = AWAKE
+        self._dropped = False  # the weights went with a sleep of level 2
         self.tokenizer: Any = None
         self.max_model_len = 0
         self.dtype = "float32"
@@ -85,7 +91,9 @@ class Engine(ABC):
             auto = "bfloat16" if self.device == "cuda" else "float32"
             self.dtype = auto if self.spec.dtype == "auto" else self.spec.dtype
             self.tokenizer = models.load_tokenizer(found.path, trust_remote_code=self.spec.trust_remote_code)
-            facts = self._load(str(found.path))
+            self.meter = memory.Meter(self.device if self.spec.tensor_parallel_size == 1 else "cpu")
+            with oom.explained("start", f"engine-{self.index}", sampler=self.spec):
+                facts = self._load(str(found.path))
             gc.collect()
             gc.freeze()  # the model's objects live as long as the process: keep them out of every later collection
             self._facts = {"name": found.name, "fingerprint": found.fingerprint, "start_seconds": time.monotonic() - begun, **facts}
@@ -107,12 +115,16 @@ class Engine(ABC):
         """
         if self._version is None:
             raise SyncError(f"engine-{self.index} holds no complete set of weights: run sampler.sync(learner) first.")
+        if self._mode != AWAKE:
+            raise RolloutError(f"engine-{self.index} is asleep: call sampler.wake() first.")
         version, self._begun, self._call = self._version, time.monotonic(), call
+        self.meter.begin()
         try:
             tokens = self._tokenize(prompts)
             keep = [i for i, t in enumerate(tokens) if len(t) < self.max_model_len]
             dropped = tuple((prompts[i].id, len(t)) for i, t in enumerate(tokens) if len(t) >= self.max_model_len)
-            groups = self._sample([tokens[i] for i in keep], sampling, [seeds[i] for i in keep]) if keep else []
+            with oom.explained("rollout", f"engine-{self.index}", sampler=self.spec):
+                groups = self._sample([tokens[i] for i in keep], sampling, [seeds[i] for i in keep]) if keep else []
         except Stopped:
             return None, {}  # nobody is waiting: an error would only be printed in the notebook later
         finally:
@@ -126,6 +138,7 @@ class Engine(ABC):
             "dropped": dropped,
             "version": version,
             "seconds": time.monotonic() - self._begun,
+            "memory": self.meter.end(),
         }
         return shard, summary
 
@@ -135,20 +148,25 @@ class Engine(ABC):
         Until it has returned, the engine's version is None and `generate` refuses.
 
         Returns:
-            ``version``, ``checked`` (tensors compared), ``load`` and ``verify`` in seconds.
+            ``version``, ``checked`` (tensors compared), ``load`` and ``verify`` in seconds, ``memory``.
 
         Raises:
             SyncError: names, shapes or checksums differ; the message names the tensors.
         """
         if manifest.dtype != self.dtype:
             raise SyncError(f"engine-{self.index} computes in {self.dtype}, the learner sent {manifest.dtype}.")
+        if self._mode == ASLEEP:
+            raise SyncError(f"engine-{self.index} is asleep and has no memory for weights: sampler.sync(learner) wakes it.")
         self._version = None
         begun = time.monotonic()
-        self._take_weights(manifest)
-        loaded = time.monotonic()
-        checked = self.verify(manifest)
-        self._version = manifest.version
-        return {"version": manifest.version, "checked": checked, "load": loaded - begun, "verify": time.monotonic() - loaded}
+        self.meter.begin()
+        with oom.explained("sync", f"engine-{self.index}", sampler=self.spec):
+            self._take_weights(manifest)
+            loaded = time.monotonic()
+            checked = self.verify(manifest)
+        self._version, self._dropped = manifest.version, False
+        times = {"load": loaded - begun, "verify": time.monotonic() - loaded}
+        return {"version": manifest.version, "checked": checked, **times, "memory": self.meter.end()}
 
     def verify(self, manifest: WeightManifest) -> int:
         """Read back what the engine computes with and compare it with the manifest; returns how many tensors were compared.
@@ -161,6 +179,35 @@ class Engine(ABC):
         check(held, manifest, f"engine-{self.index}")
         self._version = version
         return len(held)
+
+    def sleep(self, level: int) -> dict[str, Any]:
+        """Give the GPU's memory back: level 1 keeps the weights in host memory, 2 drops them. Again, nothing. Returns `mode`.
+
+        Raises:
+            ResourceError: level 1, and the host has no room.
+        """
+        if level == 0 or self._mode == ASLEEP:
+            return self.mode()
+        if self._mode == WEIGHTS:  # vLLM falls asleep from fully awake only
+            self.wake()
+        if level == 1:
+            memory.check_host(self._weight_bytes(), f"engine-{self.index}'s weights (sleep level 1)", "Set EngineSpec.sleep_level to 2.")
+        else:
+            self._version, self._dropped = None, True
+        self._sleep(level)
+        self._mode = ASLEEP
+        return self.mode()
+
+    def wake(self, cache: bool = True) -> dict[str, Any]:
+        """Take the GPU's memory again: that of the weights, and with ``cache`` that of the key-value cache too. Returns `mode`."""
+        with oom.explained("turn", f"engine-{self.index}", sampler=self.spec, after="It must be started again: run.sampler(restart=True)."):
+            if self._mode == ASLEEP:
+                self._wake(weights=True)
+                self._mode = WEIGHTS
+            if cache and self._mode == WEIGHTS:
+                self._wake(weights=False)
+                self._mode = AWAKE
+        return self.mode()
 
     @abstractmethod
     def apply(self, fn: Callable[[Any], Any]) -> Any:
@@ -183,8 +230,14 @@ class Engine(ABC):
             "device": self.device,
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
+            "mode": self._mode,
             **self._facts,
         }
+
+    @ray.method(concurrency_group="control")
+    def mode(self) -> dict[str, Any]:
+        """``mode``: "awake", "weights" (their memory only) or "asleep"; ``version``; ``dropped``: whether sleep took the weights."""
+        return {"mode": self._mode, "version": self._version, "dropped": self._dropped}
 
     @ray.method(concurrency_group="control")
     def version(self) -> int | None:
@@ -266,6 +319,18 @@ class Engine(ABC):
     @abstractmethod
     def _held(self, manifest: WeightManifest) -> list[tuple[str, str, int]]:
         """(Hugging Face name, where it was found, fingerprint) of every weight that the engine computes with, read back from it."""
+
+    @abstractmethod
+    def _sleep(self, level: int) -> None:
+        """Give the GPU's memory back; called when awake."""
+
+    @abstractmethod
+    def _wake(self, weights: bool) -> None:
+        """Take the memory of the weights, or else of the cache, again."""
+
+    @abstractmethod
+    def _weight_bytes(self) -> int:
+        """Bytes of the weights on all of the engine's GPUs."""
 
 
 def _joined(parts: Sequence[Any], kind: Any) -> np.ndarray:

@@ -21,6 +21,7 @@ class Delivery:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
         self._linked: tuple[Any, ...] | None = None  # the processes that formed the NCCL group
+        self.replies: list[dict[str, Any]] = []  # what the engines said when they had taken the last weights
 
     def send(self, learner: Any, handles: Sequence[Any], infos: Sequence[dict[str, Any]], only: int | None = None) -> SyncStats | None:
         """Publish, load, verify, free. None when no engine lived to the end, or the learner is at another version than ``only``.
@@ -36,7 +37,7 @@ class Delivery:
         manifest: WeightManifest = learner.publish_weights(dtype=infos[0]["dtype"], **on_gpus)
         published = time.monotonic()
         wanted = only is None or manifest.version == only
-        replies = self._load(learner, manifest, handles, infos) if wanted else []
+        replies = self.replies = self._load(learner, manifest, handles, infos) if wanted else []
         if transport != transfer.OBJECT_STORE:
             learner.release_weights()
         if not replies:

@@ -28,6 +28,7 @@ class HfEngine(Engine):
         import transformers
 
         from rlkit import models
+        from rlkit.shelf import Shelf
 
         if self.spec.vllm:
             raise ConfigError(f"EngineSpec.vllm is set ({', '.join(self.spec.vllm)}) but the engine is 'hf'.")
@@ -39,6 +40,7 @@ class HfEngine(Engine):
         known = inspect.signature(self._model.forward).parameters
         self._cache_name = "cache" if "cache" in known else "past_key_values"
         self._rows = self.spec.max_num_seqs or ROWS
+        self._shelf = Shelf(torch.device(self.device))
         self._done = (0, 0)
         return {"transformers": transformers.__version__}
 
@@ -126,6 +128,21 @@ class HfEngine(Engine):
 
     def _held(self, manifest: WeightManifest) -> list[tuple[str, str, int]]:
         return list(checksum_each((name, name, p) for name, p in self._model.named_parameters()))
+
+    def _sleep(self, level: int) -> None:
+        parameters = list(self._model.parameters())
+        self._shelf.put(self._model.buffers())
+        if level == 1:
+            self._shelf.put(parameters)
+        else:
+            self._shelf.drop(parameters)
+
+    def _wake(self, weights: bool) -> None:
+        if weights:  # the cache is made anew in every call
+            self._shelf.back()
+
+    def _weight_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self._model.parameters())
 
     def apply(self, fn: Callable[[Any], Any]) -> Any:
         return fn(self._model)

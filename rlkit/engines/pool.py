@@ -26,7 +26,7 @@ def start(model: str, spec: EngineSpec, space: str, *, restart: bool, version: i
     said = {name: info_of(handle, name) for name, handle in living.items()}
     known = {name: facts for name, facts in said.items() if facts is not None and facts["started"]}
     _refuse_other(known, model, spec)
-    names = [f"engine-{i}" for i in range(spec.engines)]
+    names = [f"engine-{i}" for i in range(spec.engines or 1)]
     actors.end([living[n] for n in living if n not in known])  # dead, or left behind by a kernel that went away while starting them
     as_others = version if all(facts["version"] == version for facts in known.values()) else None
     handles: list[Any] = []
@@ -41,7 +41,7 @@ def start(model: str, spec: EngineSpec, space: str, *, restart: bool, version: i
                 handles.append(fresh[-1])
         info = actors.wait(
             [h.start.remote() for h in handles],
-            what=f"{spec.engines} {spec.engine} engine(s) to load {model!r}",
+            what=f"{len(names)} {spec.engine} engine(s) to load {model!r}",
             timeout_s=spec.start_timeout_s,
             setting="EngineSpec.start_timeout_s",
         )
@@ -78,7 +78,7 @@ def _spawn(model: str, spec: EngineSpec, index: int, space: str, version: int | 
         cpus=spec.cpus_per_engine,
         gpus=max(spec.gpus_per_engine, float(spec.tensor_parallel_size)) if whole_gpus else spec.gpus_per_engine,
         env=environment(spec),
-        spread=spec.engines > 1,
+        spread=(spec.engines or 1) > 1,
     )
 
 

@@ -7,15 +7,17 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from rlkit import transfer, weights
+from rlkit import oom, transfer, weights
 from rlkit.config import SampleSpec
 from rlkit.engines import bulk
 from rlkit.engines.base import Completion, Engine
 from rlkit.engines.settings import WORKER, engine_args, gpu_args, kv_cache_bytes
 from rlkit.errors import ConfigError, RolloutError, SyncError
+from rlkit.memory import Meter
 from rlkit.weights import WeightManifest
 
 CPU_BATCHED_TOKENS = 4096  # tokens of one step
+SHARE_CHECKED = 0.05  # of a GPU that must be free at start, when the cache's size is given
 
 
 class VllmEngine(Engine):
@@ -44,6 +46,10 @@ class VllmEngine(Engine):
             ours |= gpu_args(self.spec)
             if self.spec.kv_cache_gib is not None:
                 ours["kv_cache_memory_bytes"] = int(self.spec.kv_cache_gib * 2**30)
+                if self.spec.gpu_memory_utilization is None:
+                    ours["gpu_memory_utilization"] = SHARE_CHECKED  # else vLLM asks for 0.9 of the card to be free
+            if self.spec.sleep_level:
+                ours["enable_sleep_mode"] = True
         if self.spec.tensor_parallel_size > 1 and "distributed_executor_backend" not in self.spec.vllm:
             ours["distributed_executor_backend"] = "mp"  # workers as children of this process; vLLM would ask Ray for actors of its own
         args = engine_args(self.spec, [f.name for f in dataclasses.fields(EngineArgs)], **ours)
@@ -52,11 +58,16 @@ class VllmEngine(Engine):
             config.scheduler_config.scheduler_cls = AsyncRolloutScheduler if config.scheduler_config.async_scheduling else RolloutScheduler
             self._llm = LLMEngine.from_vllm_config(config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True)
         except ValueError as error:
+            full = oom.at_start(error, f"engine-{self.index}", self.spec)
+            if full is not None:
+                raise full from error
             raise ConfigError(f"vLLM {vllm.__version__} refused the model or its settings: {error}") from error
         self.max_model_len = int(self._llm.model_config.max_model_len)
         self._finished = (0, 0)
         self._total = 0
         self._llm.collective_rpc("rlkit_remember")
+        if self.device == "cuda" and self.spec.tensor_parallel_size > 1:
+            self.meter = _Workers(self._llm)
         gpus = self._llm.collective_rpc("rlkit_gpu") if self.device == "cuda" else []
         return {"vllm": vllm.__version__, "gpus": gpus}
 
@@ -167,11 +178,39 @@ class VllmEngine(Engine):
         # What is split over workers is gathered, the same in all their reports; what each has a copy of shows when copies differ.
         return list(dict.fromkeys(tuple(entry) for report in workers for entry in report))
 
+    def _sleep(self, level: int) -> None:
+        if not self._llm.reset_prefix_cache():
+            raise RolloutError(f"engine-{self.index} cannot sleep: cached prompts are in use by an earlier call.")
+        if self.device == "cuda":  # on the CPU vLLM has no sleep mode, and there is no card to give back
+            self._llm.sleep(level)
+
+    def _wake(self, weights: bool) -> None:
+        if self.device == "cuda":
+            self._llm.wake_up(["weights" if weights else "kv_cache"])
+
+    def _weight_bytes(self) -> int:
+        return int(sum(self._llm.collective_rpc("rlkit_weight_bytes")))
+
     def apply(self, fn: Callable[[Any], Any]) -> Any:
         import cloudpickle
 
         found = self._llm.collective_rpc("rlkit_apply", args=(cloudpickle.dumps(fn),))
         return found[0] if len(found) == 1 else found
+
+
+class _Workers(Meter):
+    """The meter of an engine whose GPUs belong to processes of their own: the worker that holds most."""
+
+    def __init__(self, llm: Any) -> None:
+        super().__init__("cuda")
+        self._llm = llm
+
+    def begin(self) -> None:
+        self._llm.collective_rpc("rlkit_meter", args=(True,))
+
+    def end(self) -> dict[str, float]:
+        found: list[dict[str, float]] = self._llm.collective_rpc("rlkit_meter", args=(False,))
+        return {key: max(one[key] for one in found) for key in found[0]}
 
 
 def _completion(out: Any) -> Completion:

@@ -16,6 +16,7 @@ from rlkit import transfer
 from rlkit.checksum import checksum_each, checksums
 from rlkit.engines import receiving
 from rlkit.errors import SyncError
+from rlkit.memory import Meter
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +76,18 @@ class WeightWorker:
 
     def _rlkit_engine(self, transport: str) -> Any:
         return receiving.make(transport, self.vllm_config, self.device, self.model_runner.get_model())  # type: ignore[attr-defined]
+
+    def rlkit_weight_bytes(self) -> int:
+        """Bytes of this worker's parameters, each storage once."""
+        parameters = self.model_runner.get_model().parameters()
+        return sum({p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in parameters}.values())
+
+    def rlkit_meter(self, begin: bool) -> dict[str, float]:
+        """This worker's memory since the last call with ``begin``; see `rlkit.memory.Meter`."""
+        meter = Meter("cuda")
+        if begin:
+            meter.begin()
+        return meter.end()
 
     def rlkit_held(self, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> list[tuple[str, str, int]]:
         """(Hugging Face name, module, checksum) of all weights that this worker computes with.

@@ -16,9 +16,18 @@ from typing import Any
 import numpy as np
 import ray
 
-from rlkit import actors, transfer
+from rlkit import actors, memory, transfer
 from rlkit.config import TrainSpec, as_plain
-from rlkit.errors import ActorDiedError, BatchError, DeadlineError, LearnerError, ModelError, RlkitError, StaleBatchError
+from rlkit.errors import (
+    ActorDiedError,
+    BatchError,
+    DeadlineError,
+    LearnerError,
+    ModelError,
+    OutOfMemoryError,
+    RlkitError,
+    StaleBatchError,
+)
 from rlkit.losses import Objective
 from rlkit.types import UpdateStats
 from rlkit.weights import WeightManifest
@@ -27,6 +36,7 @@ from rlkit.zero.rank import Rank
 from rlkit.zero.work import Job, Share, Work
 
 SETTING = "TrainSpec.update_timeout_s"
+MEASURED = ("update", "forward_backward", "optim_step", "logprobs", "publish_weights")  # calls whose memory the ranks measure
 
 
 class Controller:
@@ -44,6 +54,7 @@ class Controller:
         self._pending = False  # gradients wait for optim_step
         self._broken: str | None = None
         self._stopped: str | None = None
+        self._memory: dict[str, float] = {}
 
     # ---- answered at any time
 
@@ -66,6 +77,11 @@ class Controller:
     def info(self) -> dict[str, Any]:
         """The model and settings that it was started with."""
         return {"model": self.model, "spec": self.spec, "run": self.run, **self._facts}
+
+    @ray.method(concurrency_group="control")
+    def memory(self) -> dict[str, float]:
+        """``memory/rank-0/allocated_gib`` ... of the last call that was measured."""
+        return self._memory
 
     @ray.method(concurrency_group="control")
     def stop(self, call: str) -> None:
@@ -115,6 +131,12 @@ class Controller:
             "start_seconds": time.monotonic() - start,
         }
         return self.info()
+
+    def place(self, where: str) -> None:
+        """Bring the ranks' states "on" their devices, the "parameters" only, or "off"; see `Rank.place`."""
+        if self._broken is None:
+            with self._doing("place"):
+                self._call("place", lambda: [h.place.remote(where) for h in self._ranks])
 
     def update(self, call: str, job: Work, objective: Objective, tag: int | None) -> UpdateStats:
         """One update of the policy; see `Learner.update`."""
@@ -181,7 +203,7 @@ class Controller:
 
     def publish(self, dtype: str, transport: str = transfer.OBJECT_STORE) -> WeightManifest:
         """Put the weights where engines can take them."""
-        with self._doing("publish", whole=True):
+        with self._doing("publish", whole=True, place="parameters"):
             made = self._call("publish_weights", lambda: [h.publish.remote(self._version, dtype, transport) for h in self._ranks])
             manifest: WeightManifest = transfer.merge(made) if transport == transfer.IPC else made[0]
             return manifest
@@ -248,7 +270,8 @@ class Controller:
     # ---- inside
 
     @contextmanager
-    def _doing(self, phase: str, whole: bool = False) -> Iterator[None]:
+    def _doing(self, phase: str, whole: bool = False, place: str = "on") -> Iterator[None]:
+        """Around a call. With ``whole`` the learner must be well, and its states are brought to ``place`` first."""
         if whole and self._broken is not None:
             raise LearnerError(
                 f"The learner stopped after an error: {self._broken} Running the run.learner(...) cell again starts new ranks from "
@@ -256,6 +279,8 @@ class Controller:
             )
         self._busy = (phase, time.time())
         try:
+            if whole and self.spec.offload_between_turns:
+                self._call("place", lambda: [h.place.remote(place) for h in self._ranks])
             yield
         finally:
             self._busy = None
@@ -281,7 +306,19 @@ class Controller:
         if call is not None and self._stopped == call:
             self.stop(call)  # the interrupt came before the ranks knew the call
         try:
-            return self._wait(f"learner.{what}", refs, self.spec.update_timeout_s, SETTING)
+            found = self._wait(f"learner.{what}", refs, self.spec.update_timeout_s, SETTING)
+            if what in MEASURED:
+                held = self._wait("the ranks' memory", [h.memory.remote() for h in self._ranks], 60.0, SETTING)
+                self._memory = {k: v for i, one in enumerate(held) for k, v in memory.named(f"rank-{i}", one).items()}
+            return found
+        except OutOfMemoryError as error:
+            if self.spec.ranks == 1 or what == "place":
+                raise
+            self._break(f"OutOfMemoryError: {error}")  # the others may be waiting for this rank in a collective
+            raise OutOfMemoryError(
+                f"{error} The ranks were ended, since they cannot go on without each other; running the run.learner(...) cell again starts "
+                "new ones from the last checkpoint."
+            ) from error
         except (DeadlineError, ActorDiedError) as error:
             self._break(f"{type(error).__name__}: {error}")
             raise

@@ -22,6 +22,7 @@ OWNED = {
 }
 CHUNK_BYTES = 1_250_000_000  # of 16-bit logits at once on a GPU, when logits_chunk is not set
 CPU_CHUNK = 2048  # tokens, when logits_chunk is not set
+_PINNED_BYTES = 4 << 30  # of fp32 gradients on a rank, up to which its offloaded states are page-locked
 _BUCKET = 1 << 26  # elements; buckets larger than the model only cost memory
 
 
@@ -82,7 +83,8 @@ def make(spec: TrainSpec, n_params: int, largest: int) -> dict[str, Any]:
             "stage3_max_reuse_distance": 10**9,
             "stage3_param_persistence_threshold": 10**5,
         }
-    pinned = spec.gpus_per_rank > 0
+    # torch rounds page-locked memory up to a power of two and copies into it: a large model's states would take it all.
+    pinned = spec.gpus_per_rank > 0 and 4 * n_params / spec.ranks < _PINNED_BYTES
     if spec.offload_optimizer and stage > 0:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned}
     if spec.offload_param:

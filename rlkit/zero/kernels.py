@@ -30,7 +30,10 @@ def choose(spec: TrainSpec) -> str:
         )
     if spec.kernels != "auto":
         return spec.kernels
-    return "liger" if spec.gpus_per_rank > 0 and installed else "plain"
+    if spec.gpus_per_rank == 0:
+        return "plain"
+    # On an H200 compiled layers were the fastest (benchmarks/update.py), for ten seconds at start; ZeRO-3's hooks break their graphs.
+    return "compile" if spec.zero_stage < 3 else "liger" if installed else "plain"
 
 
 def apply(model: nn.Module, kind: str, backend: str = "inductor") -> dict[str, int]:

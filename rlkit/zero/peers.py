@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rlkit.errors import LearnerError, RlkitError
+from rlkit.errors import LearnerError, OutOfMemoryError, RlkitError
 
 
 class Peers:
@@ -68,6 +68,8 @@ class Guard:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         if error is None or not isinstance(error, Exception):
             return False
+        if isinstance(error, torch.OutOfMemoryError) and dist.get_world_size() == 1:
+            return False  # nobody waits for this rank, and the caller can say what was full
         self.error = self.error or error
         return True
 
@@ -75,7 +77,8 @@ class Guard:
         if self.error is None or isinstance(self.error, RlkitError):
             return self.error
         trace = "".join(traceback.format_exception(self.error)[-4:]).rstrip()
-        return self.kind(f"{self.what} failed on rank {rank}: {type(self.error).__name__}: {self.error}\n{trace}")
+        kind = OutOfMemoryError if isinstance(self.error, torch.OutOfMemoryError) else self.kind
+        return kind(f"{self.what} failed on rank {rank}: {type(self.error).__name__}: {self.error}\n{trace}")
 
 
 @contextmanager

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from rlkit import actors, transfer
+from rlkit import actors, memory, oom, transfer
 from rlkit.config import TrainSpec
-from rlkit.errors import CheckpointError, SyncError
+from rlkit.errors import CheckpointError, OutOfMemoryError, SyncError
 from rlkit.weights import WeightManifest, publish
 from rlkit.zero.work import Job
 
@@ -27,6 +30,7 @@ class Rank:
         self._manifest: WeightManifest | None = None  # keeps the published buckets alive
         self._exporter: transfer.Exporter | None = None  # and those on the GPU
         self._link: transfer.Link | None = None
+        self._memory: dict[str, float] = {}
         if spec.gpus_per_rank == 0:
             torch.set_num_threads(threads(spec))
 
@@ -46,12 +50,22 @@ class Rank:
         import torch
 
         from rlkit.models import resolve
-        from rlkit.zero import engine, peers, train
+        from rlkit.zero import engine, offload, peers, train
 
         spec, found = self.spec, resolve(self.model)  # on this rank's node
         self.path = str(found.path)
         engine.join(self.rank, spec.ranks, address, spec.gpus_per_rank > 0, max(60.0, spec.update_timeout_s))
-        self.engine = engine.Engine(self.path, spec)
+        with oom.explained("start", f"rank-{self.rank}", learner=spec):
+            self.engine = engine.Engine(self.path, spec)
+            offload.share_gradients(self.engine)
+        self.meter = memory.Meter("cuda" if spec.gpus_per_rank > 0 else "cpu")
+        self.offload = offload.Offload(self.engine)
+        if spec.offload_between_turns:
+            memory.check_host(
+                self.offload.needed(),
+                f"rank-{self.rank}'s states between turns (offload_between_turns)",
+                "Set TrainSpec.offload_between_turns to False, or give this rank a part of the states only (zero_stage 3, more ranks).",
+            )
         self.peers = peers.Peers()
         self.trainer = train.Trainer(self.engine, self.peers)
         numel = [getattr(p, "ds_numel", p.numel()) for p in self.engine.model.parameters()]
@@ -66,16 +80,58 @@ class Rank:
             **self.engine.facts,
         }
 
+    # ---- the card
+
+    def place(self, where: str) -> dict[str, float]:
+        """Move this rank's states: "on" the device, only the "parameters" there, or all "off" it; see `rlkit.zero.offload`. Without
+        ``offload_between_turns`` they stay, and only memory that the allocator keeps for later is given back."""
+        if not self.spec.offload_between_turns:
+            self.offload.shelf.release()
+            return {}
+        with oom.explained("turn", f"rank-{self.rank}", learner=self.spec, after="What did not fit is still in host memory."):
+            return self.offload.move(where)
+
+    @ray.method(concurrency_group="control")
+    def memory(self) -> dict[str, float]:
+        """This process's memory in the last call; see `rlkit.memory.Meter`."""
+        return self._memory
+
+    @contextmanager
+    def _measured(self, phase: str) -> Iterator[None]:
+        """Around a call: its peak of memory. When memory runs out in it, gradients are dropped and the engine is fit for the next call."""
+        from rlkit.zero import recover
+
+        self.meter.begin()
+        steps = self.trainer.steps
+        vocab = int(self.engine.model.config.get_text_config().vocab_size)  # type: ignore[operator, union-attr]
+        try:
+            with oom.explained(phase, f"rank-{self.rank}", learner=self.spec, vocab=vocab):
+                yield
+        except OutOfMemoryError as error:
+            if error.__cause__ is not None:
+                traceback.clear_frames(error.__cause__.__traceback__)  # they hold activations
+            recover.after_error(self.engine)
+            applied = self.trainer.steps - steps
+            state = f"{applied} optimizer steps of it were applied." if applied else "Nothing was applied; the learner can go on."
+            if self.engine.stage == 3 and "in the optimizer phase" in str(error):  # it steps on one group of parameters after the other
+                state = "Some parameters may have been updated: go back to a checkpoint with learner.load."
+            raise type(error)(f"{error} {state}") from error.__cause__
+        finally:
+            self._memory = self.meter.end()
+
     # ---- training
 
     def update(self, call: str, job: Job) -> dict[str, Any]:
-        return self.trainer.update(job, lambda: self._stopped == call)
+        with self._measured("forward"):
+            return self.trainer.update(job, lambda: self._stopped == call)
 
     def forward_backward(self, call: str, job: Job) -> dict[str, Any]:
-        return self.trainer.forward_backward(job, lambda: self._stopped == call)
+        with self._measured("forward"):
+            return self.trainer.forward_backward(job, lambda: self._stopped == call)
 
     def optim_step(self) -> dict[str, Any]:
-        return self.trainer.step()
+        with self._measured("optimizer"):
+            return self.trainer.step()
 
     def discard(self) -> None:
         self.engine.discard()
@@ -86,7 +142,8 @@ class Rank:
 
     def logprobs(self, job: Job, owned: list[int]) -> dict[int, Any]:
         """shard -> reference to its (N,) float32 log-probs, in this rank's care."""
-        return {s: ray.put(values) for s, values in self.trainer.logprobs(job, owned).items()}
+        with self._measured("forward"):
+            return {s: ray.put(values) for s, values in self.trainer.logprobs(job, owned).items()}
 
     # ---- weights
 
@@ -98,18 +155,19 @@ class Rank:
         from rlkit.zero.export import hf_items
         from rlkit.zero.peers import Guard
 
+        self.meter.begin()
         items = hf_items(self.engine)
         guard = Guard("Publishing the weights")
         manifest = None
         self.release()
         self._exporter = None if transport == transfer.OBJECT_STORE else transfer.Exporter(transport)
         if self.rank == 0 or transport == transfer.IPC:
-            with guard:
+            with oom.explained("sync", f"rank-{self.rank}", learner=self.spec), guard:
                 manifest = publish(items, version=version, dtype=dtype, exporter=self._exporter, sums=self.rank == 0)
         for _ in items:  # what is left after an error, and all of it on the other ranks
             pass
         self.peers.agree(guard, undo=self.release)
-        self._manifest = manifest
+        self._manifest, self._memory = manifest, self.meter.end()
         return manifest
 
     def link(self, host: str, port: int, members: int) -> None:

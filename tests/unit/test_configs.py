@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlkit.choosing import choose
 from rlkit.cluster import load_spec
 from rlkit.config import ClusterSpec
 from rlkit.errors import ConfigError
@@ -27,7 +28,7 @@ QWEN_7B = ModelSize(7_615_616_512, 28, 3584, 152_064, 4, 128, False)
 # The machine and the model that each file's first lines name.
 FITS: dict[str, tuple[list[Node], ModelSize, int | None]] = {
     "laptop": ([Node("a", cpus=2, memory=8 * GIB)], TINY, None),
-    "one_gpu": ([Node("a", cpus=8, gpus=1, memory=64 * GIB)], QWEN_1_5B, 24),
+    "one_gpu": ([Node("a", cpus=8, gpus=1, memory=64 * GIB)], QWEN_1_5B, 40),
     "node_4gpu_zero2": ([Node("a", cpus=32, gpus=4, memory=256 * GIB)], QWEN_3B, 80),
     "node_8gpu_zero3": ([Node("a", cpus=64, gpus=8, memory=900 * GIB)], QWEN_7B, 80),
     "multi_node": ([Node(n, cpus=64, gpus=8, memory=900 * GIB) for n in "ab"], QWEN_7B, 80),
@@ -63,8 +64,12 @@ def test_fits_the_machine_and_model_that_it_names(name):
     nodes, size, gpu_gib = FITS[name]
     spec = ClusterSpec.from_yaml(FOLDER / f"{name}.yaml")
     check_resources(spec, nodes, "in a test")
-    made = plan(nodes, size, spec.sampler, spec.learner, gpu_memory_gib=gpu_gib)
-    assert len(made.roles) == spec.sampler.engines + spec.learner.ranks
+    sampler, learner, made = choose(nodes, size, spec.sampler, spec.learner, gpu_gib)
+    assert learner is not None
+    assert len(made.roles) == sampler.engines + learner.ranks
+    left = {"engines", "gpus_per_engine", "kv_cache_gib", "sleep_level"}  # open in one of the files, as are these of the learner:
+    left |= {"offload_between_turns", "gradient_checkpointing"}
+    assert {*spec.sampler.diff(sampler), *spec.learner.diff(learner)} <= left
     assert made.colocated is (name in ("laptop", "one_gpu", "node_8gpu_zero3"))
 
 

@@ -20,12 +20,13 @@ def qwen(**changes):
 
 def test_what_auto_means():
     assert kernels.choose(TrainSpec()) == "plain"
-    assert kernels.choose(TrainSpec(gpus_per_rank=1, kernels="compile")) == "compile"
+    assert kernels.choose(TrainSpec(gpus_per_rank=1)) == "compile"
+    assert kernels.choose(TrainSpec(gpus_per_rank=1, kernels="plain")) == "plain"
 
 
 def test_kernels_that_are_not_there_are_named(monkeypatch):
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
-    assert kernels.choose(TrainSpec(gpus_per_rank=1)) == "plain"
+    assert kernels.choose(TrainSpec(gpus_per_rank=1, zero_stage=3)) == "plain"
     with pytest.raises(ConfigError, match="pip install liger-kernel"):
         kernels.choose(TrainSpec(gpus_per_rank=1, kernels="liger"))
 
