@@ -86,7 +86,7 @@ def settings(quick: bool, gpus: bool) -> dict[str, Any]:
             "zero_stage": 2,
             "offload_optimizer": False,
             "gradient_checkpointing": False,
-            "micro_batch_tokens": 32768,
+            "micro_batch_tokens": 65536,
         },
     }
 

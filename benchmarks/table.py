@@ -1,0 +1,119 @@
+"""`docs/benchmarks.md` from the results of the GPU benchmarks: python benchmarks/table.py
+
+Nothing is measured here; a test compares the page with what this script makes of the committed results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+Row = tuple[str, str]
+
+HEAD = """# Speed on a GPU
+
+Made by `benchmarks/table.py` from `benchmarks/results/`; each script's docstring says what it measures and how. Ratios are of one run, or of
+two calls of a script on one machine within minutes where the result lists its calls.
+"""
+
+
+def rollout(r: dict[str, Any]) -> list[Row]:
+    base, rows = r["transformers_tokens_per_s"], []
+    best = max(base.values())
+    for engines, found in r["small"].items():
+        many = "1 engine" if engines == "1 engines" else engines
+        for load, v in found.items():
+            if load.endswith("log-probs"):
+                n, size = v["tokens_per_s"], load.partition(",")[0]
+                figure = f"{n:,} tokens/s, {n / base['batch 64']:.0f} x transformers at batch 64, {n / best:.1f} x its best"
+                rows.append((f"SmolLM2-135M, {size} x {r['new_tokens']} tokens, {many}", figure))
+    for load, v in r["large"].items():
+        if isinstance(v, dict):
+            what = f"1.5B Qwen2.5 shape, decoding, {load}"
+            rows.append((what, f"{v['decode_tokens_per_s']:,} tokens/s, {v['share_of_floor']:.0%} of the memory-bandwidth floor"))
+    return rows
+
+
+def update(r: dict[str, Any]) -> list[Row]:
+    rows = [("bf16 matrix product, 8192 x 8192 x 8192", f"{r['matrix']['flops_per_second'] / 1e12:.0f} TFLOP/s")]
+    for e in r["qwen"]:
+        what = f"1.5B Qwen2.5 shape, 4,096-token sequences packed, ZeRO-2, kernels {e['kernels']}"
+        rows.append((what, f"{e['tokens_per_second']:,.0f} tokens/s, {e['mfu']:.1%} of the matrix rate, peak {e['peak_gib']:.0f} GiB"))
+    for e in r["smollm2"]:
+        if e["measure"] == "plain":
+            rows.append(("SmolLM2-135M, plain ZeRO-2 loop with padding and recomputation", f"{e['tokens_per_second']:,.0f} tokens/s"))
+        else:
+            what = f"SmolLM2-135M, rlkit, kernels {e['kernels']}"
+            rows.append((what, f"{e['tokens_per_second']:,.0f} tokens/s, {e['times_plain']:.1f} x the plain loop"))
+    return rows
+
+
+def sync(r: dict[str, Any]) -> list[Row]:
+    rows = []
+    for name, e in r.items():
+        if name != "machine":
+            p = e["parts_s"]
+            parts = f"publish {p['publish']:.3f}, load {p['load']:.3f}, verify {p['verify']:.3f}"
+            what = f"{name} shape, {e['bytes'] / 1e9:.1f} GB to {e['engines']} engine(s) by {e['transport']}, every tensor verified"
+            rows.append((what, f"{e['sync_s']:.3f} s ({parts}), first {e['first_sync_s']:.1f} s"))
+    return rows
+
+
+def step(r: dict[str, Any]) -> list[Row]:
+    p = r["phases_s"]
+    parts = ", ".join(f"{k.replace('_', ' ')} {p[k]:.2f}" for k in ("rollout", "reward", "forward_backward", "optimizer", "sync"))
+    return [
+        (
+            f"SmolLM2-135M, {r['shape']}",
+            f"{r['step_s']:.2f} s, {r['samples_per_s']:.0f} samples/s ({parts}); overhead {r['overhead_share']:.1%}",
+        )
+    ]
+
+
+def vs_trl(r: dict[str, Any]) -> list[Row]:
+    return [
+        (
+            f"SmolLM2-135M, {r['shape']}",
+            f"{r['rlkit_over_trl']:.1f} x TRL ({r['rlkit_samples_per_s']:.0f} and {r['trl_samples_per_s']:.0f} samples/s)",
+        )
+    ]
+
+
+def colocated(r: dict[str, Any]) -> list[Row]:
+    phases = ", ".join(f"{k} {r['measured_gib'][k]:.0f} ({v:.0f})" for k, v in r["predicted_gib"].items())
+    what = f"{r['shape']} shape, {r['samples']} samples, ZeRO-3 with offload, engine asleep during the update"
+    return [(what, f"GiB by phase, measured (predicted): {phases}; peak predicted / measured {r['peak_gib']['ratio']:.2f}")]
+
+
+SECTIONS: list[tuple[str, str, Callable[[dict[str, Any]], list[Row]]]] = [
+    ("rollout", "Rollout", rollout),
+    ("update", "Update", update),
+    ("sync", "Weight sync, engine and rank on one card", sync),
+    ("step", "A whole GRPO step on one card", step),
+    ("vs_trl", "A whole GRPO step against TRL", vs_trl),
+    ("colocated", "A large model on one card", colocated),
+]
+
+
+def page() -> str:
+    """The page as Markdown."""
+    out = [HEAD]
+    for name, title, rows in SECTIONS:
+        path = RESULTS / f"{name}.json"
+        if not path.exists():
+            continue
+        result = json.loads(path.read_text())
+        m = result["machine"]
+        versions = ", ".join(f"{k} {v}" for k, v in m["packages"].items() if k in ("vllm", "torch", "transformers", "trl", "ray"))
+        out.append(f"## {title}\n`benchmarks/{name}.py`, {', '.join(m['gpus'])}, {m['cores']} cores, {versions}, {m['date']}\n")
+        out.append("| what | figure |\n|---|---|\n" + "\n".join(f"| {a} | {b} |" for a, b in rows(result)) + "\n")
+    return "\n".join(out)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(f"written to {PAGE}")
