@@ -16,7 +16,7 @@ Row = tuple[str, str]
 
 HEAD = """# Speed on a GPU
 
-Made by `benchmarks/table.py` from `benchmarks/results/`; each script's docstring says what it measures and how. Ratios are of one run, or of
+Made by `benchmarks/table.py` from `benchmarks/results/`; each script's docstring says what it measures. Ratios are of one run, or of
 two calls of a script on one machine within minutes where the result lists its calls.
 """
 
