@@ -71,9 +71,9 @@ def small(run: rl.Run, model: str, engines: list[int], sizes: list[int], tokens:
 
 def large(run: rl.Run, folder: Path, shape: str, loads: list[tuple[int, int, int]], bandwidth: float, gpus: float) -> dict[str, Any]:
     """``loads`` are (sequences, prompt tokens, new tokens); bandwidth in bytes/s."""
-    path = shapes.write(shape, folder / shape)
+    path = shapes.write(shape, folder / shape, context=16384)
     begun = time.monotonic()
-    settings = {"gpu_memory_utilization": 0.85, "max_num_seqs": max(s for s, _, _ in loads), "max_model_len": 4096} if gpus else {}
+    settings = {"gpu_memory_utilization": 0.85, "max_num_seqs": max(s for s, _, _ in loads), "max_model_len": 9216} if gpus else {}
     sampler = run.sampler(str(path), gpus_per_engine=gpus, engines=1, cpus_per_engine=0.1, restart=True, **settings)
     out: dict[str, Any] = {"parameters": shapes.parameters(shape), "start_s": round(time.monotonic() - begun, 1)}
     weights = 2 * shapes.parameters(shape)
@@ -148,7 +148,7 @@ def main() -> None:
     import torch
 
     gpus = 1.0 if torch.cuda.is_available() else 0.0
-    sizes, tokens, loads, shape = [1024, 4096], TOKENS, [(256, 1024, 256), (512, 2048, 128)], "1.5b"
+    sizes, tokens, loads, shape = [1024, 4096], TOKENS, [(64, 8192, 256), (128, 4096, 256), (256, 1024, 256)], "1.5b"
     if args.quick:
         args.model, sizes, tokens, loads, shape, args.engines = "tiny", [16], 8, [(4, 8, 8)], "tiny", [1]
     result: dict[str, Any] = {"script": "benchmarks/rollout.py", "model": args.model, "new_tokens": tokens}

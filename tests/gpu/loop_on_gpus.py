@@ -2,7 +2,8 @@
 
 Each case trains three steps of GRPO in bfloat16 with the weights going another way, and records what every sync and update measured.
 On one GPU only the colocated cases run; on two, those with engine and learner apart too. Every sync verifies checksums; this script adds
-that log-probs agree and that nothing is left on the GPUs afterwards.
+that log-probs agree and that nothing is left on the GPUs afterwards. In the cases named "killed" an engine's process is killed in the
+middle of the second step's rollout: the step must finish, and the engine be back at the end.
 """
 
 from __future__ import annotations
@@ -14,15 +15,21 @@ import sys
 import tempfile
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
+from killing import killed_while_sampling
 
 import rlkit as rl
 
 CASES: list[dict[str, Any]] = [
     {"name": "colocated-ipc-zero2", "gpus": 1, "engine": 0.4, "rank": 0.4, "zero_stage": 2, "transport": "ipc"},
     {"name": "colocated-ipc-zero3", "gpus": 1, "engine": 0.4, "rank": 0.4, "zero_stage": 3, "transport": "ipc"},
+    {"name": "colocated-killed-one-of-two", "gpus": 1, "engine": 0.2, "engines": 2, "rank": 0.4, "zero_stage": 2, "transport": "ipc"},
+    {"name": "colocated-killed-the-only-one", "gpus": 1, "engine": 0.4, "rank": 0.4, "zero_stage": 2, "transport": "ipc"},
     {"name": "apart-nccl-zero2", "gpus": 2, "engine": 1, "rank": 1, "zero_stage": 2, "transport": "nccl"},
 ]
 
@@ -43,7 +50,13 @@ def one(case: dict[str, Any], model: str, storage: str, steps: int = 3) -> dict[
             "num_gpus": case["gpus"],
             "dashboard": False,
             "storage": storage,
-            "sampler": {"gpus_per_engine": case["engine"], "gpu_memory_utilization": 0.3, "max_model_len": 512, "enforce_eager": True},
+            "sampler": {
+                "engines": case.get("engines", 1),
+                "gpus_per_engine": case["engine"],
+                "kv_cache_gib": 8.0,
+                "max_model_len": 512,
+                "enforce_eager": True,
+            },
             "learner": {"gpus_per_rank": case["rank"], "zero_stage": case["zero_stage"], "lr": 1e-6, "micro_batch_tokens": 16384},
         }
     )
@@ -58,7 +71,13 @@ def one(case: dict[str, Any], model: str, storage: str, steps: int = 3) -> dict[
     ready = time.monotonic()
     rows = []
     for step in run.steps(steps, progress=False):
-        rollouts = sampler.generate(tasks.batch(16), n=8, max_tokens=128, progress=False)
+        prompts = tasks.batch(16)
+        if "killed" in case["name"] and step == 1:
+            with killed_while_sampling(sampler.engines[0], sampler.info[0]["pid"]):
+                rollouts = sampler.generate(prompts, n=8, max_tokens=128, min_tokens=128, progress=False)
+            assert rollouts.shape == (16, 8)
+        else:
+            rollouts = sampler.generate(prompts, n=8, max_tokens=128, progress=False)
         scored = rl.score(rollouts, rl.rewards.Math() + 0.01 * rl.rewards.Length(128, 64))
         batch = rl.advantages(scored, "grpo")
         stats = learner.update(batch)
@@ -78,6 +97,14 @@ def one(case: dict[str, Any], model: str, storage: str, steps: int = 3) -> dict[
                 "checked": sync.checked,
             }
         )
+    if "killed" in case["name"]:
+        deadline = time.monotonic() + 300
+        while len(sampler.engines) < case.get("engines", 1) and time.monotonic() < deadline:
+            time.sleep(2)
+            sampler.sync(learner)  # takes a replacement in once it has started
+        assert len(sampler.engines) == case.get("engines", 1), sampler.info
+    told = [e for e in run.events if e["kind"] == "engine"]
+    assert bool(told) is ("killed" in case["name"])
     peak = used_mib()
     path = learner.save(os.path.join(storage, case["name"], "ckpt"))
     version = learner.version
@@ -93,6 +120,7 @@ def one(case: dict[str, Any], model: str, storage: str, steps: int = 3) -> dict[
         "sampler_start_s": sampler_ready - begun,
         "learner_start_s": ready - sampler_ready,
         "steps": rows,
+        "engine_events": [{k: e[k] for k in ("name", "why", "moved", "seconds")} for e in told],
         "used_mib": {"before": idle, "running": peak, "after": left},
     }
 
