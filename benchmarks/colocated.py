@@ -3,7 +3,7 @@
     python benchmarks/colocated.py --shape 7b          # Llama-2-7B's shape, random weights; needs about 115 GiB of host memory
     python benchmarks/colocated.py --shape tiny        # a smoke test, on the CPU too
 
-The model is written in bfloat16, one file a layer, to a temporary folder. The learner is ZeRO-3 with its optimizer in host memory and
+The model is written in bfloat16 to a temporary folder. The learner is ZeRO-3 with its optimizer in host memory and
 gradient checkpointing; the engine sleeps (level 2: its weights are dropped and come with the sync) while the learner works. 16 prompts x 8
 samples x 128 tokens.
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-import torch
+import shapes
 
 import rlkit as rl
 from rlkit.models import size
@@ -36,69 +36,9 @@ from rlkit.placement import plan
 
 GIB = 2**30
 PROMPTS, GROUP, TOKENS = 16, 8, 128
-SHAPES = {
-    "7b": {"hidden": 4096, "layers": 32, "heads": 32, "mlp": 11008, "vocab": 32_000},
-    "1.5b": {"hidden": 2048, "layers": 24, "heads": 16, "mlp": 5504, "vocab": 32_000},
-    "tiny": {"hidden": 64, "layers": 2, "heads": 2, "mlp": 128, "vocab": 512},
-}
+SHAPES = ("7b", "1.5b", "tiny")
 LEFT_GIB = 0.1  # of the card that may be in use more than before once the run is closed
 CLOSE_S = 60.0
-
-
-def write_model(folder: Path, shape: str) -> None:
-    """Random bfloat16 weights (normal, 0.02) of a Llama with a tokenizer of one token a word, a layer at a time."""
-    from safetensors.torch import save_file
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, PreTrainedTokenizerFast
-
-    s = SHAPES[shape]
-    h, mlp, vocab = s["hidden"], s["mlp"], s["vocab"]
-    config = LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=h,
-        intermediate_size=mlp,
-        num_hidden_layers=s["layers"],
-        num_attention_heads=s["heads"],
-        num_key_value_heads=s["heads"],
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-        dtype="bfloat16",
-    )
-    config.architectures = ["LlamaForCausalLM"]
-    config.save_pretrained(folder)
-    words = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, vocab)}
-    raw = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>").save_pretrained(folder)
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"  # 7e9 normal numbers take minutes on a CPU
-    draw = torch.Generator(device).manual_seed(0)
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.bfloat16, device=device).normal_(std=0.02, generator=draw).cpu()
-
-    files = {"model-embeddings": {"model.embed_tokens.weight": normal(vocab, h), "lm_head.weight": normal(vocab, h)}}
-    files["model-embeddings"]["model.norm.weight"] = torch.ones(h, dtype=torch.bfloat16)
-    where: dict[str, str] = {}
-    total = 0
-    for layer in range(-1, s["layers"]):
-        name = "model-embeddings" if layer < 0 else f"model-layer-{layer:03d}"
-        tensors = files.pop(name, {})
-        if layer >= 0:
-            at = f"model.layers.{layer}."
-            tensors = {f"{at}self_attn.{p}_proj.weight": normal(h, h) for p in "qkvo"}
-            tensors |= {f"{at}mlp.{p}_proj.weight": normal(mlp, h) for p in ("gate", "up")}
-            tensors[f"{at}mlp.down_proj.weight"] = normal(h, mlp)
-            for norm in ("input_layernorm", "post_attention_layernorm"):
-                tensors[f"{at}{norm}.weight"] = torch.ones(h, dtype=torch.bfloat16)
-        save_file(tensors, folder / f"{name}.safetensors", metadata={"format": "pt"})
-        where |= dict.fromkeys(tensors, f"{name}.safetensors")
-        total += sum(t.numel() * t.element_size() for t in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": where}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 class Watch:
@@ -260,12 +200,12 @@ def one_step(cluster: rl.Cluster, model: str, shape: str, watch: Watch, name: st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="7b")
+    parser.add_argument("--shape", choices=SHAPES, default="7b")
     parser.add_argument("--folder", help="where the model is written for the time of the run; default: a temporary folder")
     parser.add_argument("--write-only", metavar="FOLDER", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.write_only:
-        write_model(Path(args.write_only), args.shape)
+        shapes.write(args.shape, Path(args.write_only), context=2048)
         return 0
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         model = Path(folder) / "model"

@@ -59,6 +59,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+SHARD_BYTES = 2e9
+
+
 def write(name: str, folder: Path, context: int = 8192) -> Path:
     """A model of shape ``name`` in ``folder``: bfloat16 weights in shards of at most 2 GB, and the bundled tiny model's tokenizer.
 
@@ -79,10 +82,19 @@ def write(name: str, folder: Path, context: int = 8192) -> Path:
             shutil.copy(file, folder / file.name)
     with init_empty_weights():
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # 7e9 normal numbers take minutes on a CPU
     generator = torch.Generator(device).manual_seed(0)
-    shards: list[dict[str, torch.Tensor]] = [{}]
-    size = 0
+    shard: dict[str, torch.Tensor] = {}
+    where: dict[str, str] = {}
+    total = size = 0
+
+    def flush() -> None:
+        nonlocal shard, size
+        file = f"model-{len(set(where.values())):05d}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        where.update(dict.fromkeys(shard, file))
+        shard, size = {}, 0
+
     for key, p in model.named_parameters():
         if key == "lm_head.weight" and shape["tie_word_embeddings"]:
             continue
@@ -90,17 +102,13 @@ def write(name: str, folder: Path, context: int = 8192) -> Path:
             value = torch.zeros(p.shape) if key.endswith("bias") else torch.ones(p.shape)
         else:
             value = torch.empty(p.shape, device=device, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
-        if size + value.numel() * 2 > 2e9:
-            shards.append({})
-            size = 0
-        shards[-1][key] = value.to("cpu", torch.bfloat16)
+        if size + value.numel() * 2 > SHARD_BYTES:
+            flush()
+        shard[key] = value.to("cpu", torch.bfloat16)
         size += value.numel() * 2
-    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    for file_name, tensors in zip(names, shards, strict=True):
-        save_file(tensors, folder / file_name, metadata={"format": "pt"})
-    index = {k: file_name for file_name, tensors in zip(names, shards, strict=True) for k in tensors}
-    total = sum(t.numel() * 2 for tensors in shards for t in tensors.values())
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}))
+        total += value.numel() * 2
+    flush()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}))
     return folder
 
 

@@ -10,7 +10,6 @@ goes. Overhead is all that is not generation, forward and backward, or optimizer
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import statistics
@@ -19,6 +18,7 @@ import time
 from typing import Any
 
 import machine
+import with_trl
 
 import rlkit as rl
 
@@ -50,51 +50,18 @@ def rlkit_turn(run: rl.Run, sampler: Any, learner: Any, tasks: rl.Tasks, steps: 
 
 def trl_turn(path: str, tasks: rl.Tasks, steps: int) -> list[float]:
     """Seconds of each step of TRL's trainer."""
-    from datasets import Dataset
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    times: list[float] = []
-
-    class Clock(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            times.append(time.perf_counter())
-
-    rows = [{"prompt": [dict(m) for m in p.messages]} for p in tasks.take(PROMPTS * steps)]
-    with tempfile.TemporaryDirectory() as out:
-        config = GRPOConfig(
-            output_dir=out,
-            per_device_train_batch_size=PROMPTS * GROUP,
-            num_generations=GROUP,
-            max_completion_length=TOKENS,
-            max_steps=steps,
-            learning_rate=LR,
-            lr_scheduler_type="constant",
-            beta=0.0,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=0,
-            generation_kwargs={"min_new_tokens": TOKENS},
-            gradient_checkpointing=False,
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            save_strategy="no",
-            logging_strategy="no",
-            disable_tqdm=True,
-            seed=0,
-        )
-        trainer = GRPOTrainer(
-            model=path,
-            args=config,
-            reward_funcs=lambda completions, completion_ids, **_: [
-                float(sum(t == ids[0] for t in ids)) / len(ids) for ids in completion_ids
-            ],
-            train_dataset=Dataset.from_list(rows),
-            callbacks=[Clock()],
-        )
-        trainer.train()
-    return [b - a for a, b in itertools.pairwise(times)]
+    return with_trl.seconds_of_steps(
+        path,
+        tasks.take(PROMPTS * steps),
+        steps,
+        per_device_train_batch_size=PROMPTS * GROUP,
+        num_generations=GROUP,
+        max_completion_length=TOKENS,
+        learning_rate=LR,
+        generation_kwargs={"min_new_tokens": TOKENS},
+        use_cpu=True,
+        bf16=False,
+    )
 
 
 def main() -> None:

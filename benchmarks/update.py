@@ -38,35 +38,17 @@ from typing import Any
 
 import machine
 import numpy as np
+import shapes
 
 REPEATS = 3
 HEADER = "section  measure kernels   micro  chunk  tokens/s    MFU x plain peak GiB    norm"
-QWEN = {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
-QWEN |= {"num_key_value_heads": 2, "max_position_embeddings": 8192}
-SMOLLM2 = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
-SMOLLM2 |= {"num_key_value_heads": 3, "max_position_embeddings": 8192}
-TINY = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-TINY |= {"num_key_value_heads": 2, "max_position_embeddings": 512}
 
 
 # ---- what is worked on
 
 
-def write_model(kind: str, shape: dict[str, int], path: Path, gpu: bool) -> int:
-    """Write a model with random weights; returns its number of parameters."""
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**shape, tie_word_embeddings=True)
-    with torch.device("cuda" if gpu else "cpu"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if gpu else torch.float32)
-    model.save_pretrained(path)
-    count = sum(p.numel() for p in model.parameters())
-    del model
-    if gpu:
-        torch.cuda.empty_cache()
-    return count
+def shape_of(section: str, quick: bool) -> str:
+    return "tiny" if quick else {"qwen": "1.5b", "smollm2": "135m"}[section]
 
 
 def lengths_of(case: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -261,7 +243,7 @@ def matrix_rate(n: int, gpu: bool) -> dict[str, float]:
 def cases(section: str, quick: bool, gpu: bool, kernels: list[str], micro: list[int]) -> list[dict[str, Any]]:
     """What a section measures, in order."""
     if section == "qwen":
-        shape = TINY if quick else QWEN
+        shape = shapes.SHAPES[shape_of("qwen", quick)]
         data = {"prompts": 16, "group": 4, "lengths": "fixed", "prompt_tokens": 256, "response_tokens": 3840, "warm_prompts": 4}
         if quick:
             data |= {"prompts": 2, "prompt_tokens": 8, "response_tokens": 24}
@@ -269,7 +251,7 @@ def cases(section: str, quick: bool, gpu: bool, kernels: list[str], micro: list[
         if not quick and not micro:  # the logits of a whole micro-batch kept for the backward pass, not computed again
             specs += [{"kernels": k, "micro_batch_tokens": 16384, "logits_chunk": 16384} for k in kernels if k != "plain"]
     else:
-        shape = TINY if quick else SMOLLM2
+        shape = shapes.SHAPES[shape_of("smollm2", quick)]
         data = {"prompts": 4 if quick else 128, "group": 8, "lengths": "rollout", "warm_prompts": None, "batch": 8 if quick else 64}
         specs = [{"kernels": k, "micro_batch_tokens": m} for m in micro or [16384, 65536] for k in kernels]
     if quick:
@@ -311,10 +293,11 @@ def run_section(section: str, args: argparse.Namespace, gpu: bool, until: float,
     """Measure the cases of a section and report after each."""
     installed = importlib.util.find_spec("liger_kernel") is not None
     kernels = args.kernels or ["compile", *(["liger"] if installed else []), "plain"]
-    shape, kind = (QWEN, "Qwen2") if section == "qwen" else (SMOLLM2, "Llama")
+    shape = shape_of(section, args.quick)
+    params = shapes.parameters(shape)
     entries: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        params = write_model(kind, TINY if args.quick else shape, Path(folder), gpu)
+        shapes.write(shape, Path(folder))
         for case in cases(section, args.quick, gpu, kernels, args.micro):
             left = until - time.monotonic()
             if left < 30:

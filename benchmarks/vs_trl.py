@@ -10,19 +10,18 @@ rlkit's engine has) and updates in eight micro-batches of 128 rows. The first st
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import machine
 import step
+import with_trl
 
 import rlkit as rl
 
@@ -31,61 +30,25 @@ PROMPTS, GROUP, TOKENS, ROWS = 128, 8, 256, 128
 
 def trl(model: str, steps: int) -> dict[str, Any]:
     """Seconds of each counted step of TRL's trainer."""
-    from datasets import Dataset
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
     from rlkit.models import resolve
 
-    times: list[float] = []
-
-    class Clock(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            times.append(time.perf_counter())
-
-    tasks = rl.load_tasks("word_problems")
-    rows = [{"prompt": [dict(m) for m in p.messages]} for p in tasks.take(PROMPTS)] * (steps + 1)
-    begun = time.perf_counter()
-    with tempfile.TemporaryDirectory() as out:
-        config = GRPOConfig(
-            output_dir=out,
-            per_device_train_batch_size=ROWS,
-            gradient_accumulation_steps=PROMPTS * GROUP // ROWS,
-            num_generations=GROUP,
-            max_completion_length=TOKENS,
-            max_steps=steps + 1,
-            learning_rate=step.LR,
-            lr_scheduler_type="constant",
-            beta=0.0,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=0,
-            use_vllm=True,
-            vllm_mode="colocate",
-            vllm_gpu_memory_utilization=0.25,
-            vllm_max_model_length=1024,
-            generation_kwargs={"min_tokens": TOKENS},
-            gradient_checkpointing=False,
-            bf16=True,
-            report_to=[],
-            save_strategy="no",
-            logging_strategy="no",
-            disable_tqdm=True,
-            seed=0,
-        )
-        trainer = GRPOTrainer(
-            model=str(resolve(model).path),
-            args=config,
-            reward_funcs=lambda completions, completion_ids, **_: [
-                float(sum(t == ids[0] for t in ids)) / len(ids) for ids in completion_ids
-            ],
-            train_dataset=Dataset.from_list(rows),
-            callbacks=[Clock()],
-        )
-        started = time.perf_counter() - begun
-        trainer.train()
-    seconds = [b - a for a, b in itertools.pairwise(times)]
-    return {"start_s": round(started, 1), "seconds": [round(s, 3) for s in seconds], "step_s": round(statistics.median(seconds), 4)}
+    seconds = with_trl.seconds_of_steps(
+        str(resolve(model).path),
+        rl.load_tasks("word_problems").take(PROMPTS) * (steps + 1),
+        steps + 1,
+        per_device_train_batch_size=ROWS,
+        gradient_accumulation_steps=PROMPTS * GROUP // ROWS,
+        num_generations=GROUP,
+        max_completion_length=TOKENS,
+        learning_rate=step.LR,
+        use_vllm=True,
+        vllm_mode="colocate",
+        vllm_gpu_memory_utilization=0.25,
+        vllm_max_model_length=1024,
+        generation_kwargs={"min_tokens": TOKENS},
+        bf16=True,
+    )
+    return {"seconds": [round(s, 3) for s in seconds], "step_s": round(statistics.median(seconds), 4)}
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("sections", [["qwen"], pytest.param(["matrix", "smollm2"], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sections", [["qwen"], ["matrix", "smollm2"]])
 def test_the_benchmark_of_the_update_runs(sections):
     command = [sys.executable, str(ROOT / "benchmarks" / "update.py"), "--quick", "--only", *sections]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)

@@ -169,14 +169,14 @@ def test_turns_in_any_order_give_what_engines_that_stay_awake_give(model, ray_lo
 def test_the_benchmark_of_a_shared_card_runs_a_whole_step(local_cluster, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import colocated
+    import shapes
 
-    model = tmp_path / "model"
-    model.mkdir()
-    colocated.write_model(model, "tiny")
+    model = shapes.write("tiny", tmp_path / "model", context=2048)
     cluster = local_cluster(storage=str(tmp_path))
     result = colocated.one_step(cluster, str(model), "tiny", colocated.Watch(), f"colocated-{os.getpid()}")
-    # 2 x 512 x 64 embeddings; in each of 2 layers 4 x 64 x 64, 3 x 64 x 128 and 2 norms of 64; a norm of 64
-    assert result["parameters"] == 2 * 512 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
+    # Embeddings 512 x 128, tied; in each of 2 layers 2 x 128 x 128, 2 x 128 x 64, 128 + 2 x 64 biases, 3 x 128 x 256, 2 norms; a norm
+    assert result["parameters"] == 512 * 128 + 2 * (2 * 128 * 128 + 2 * 128 * 64 + 128 + 2 * 64 + 3 * 128 * 256 + 2 * 128) + 128
+    assert result["parameters"] == shapes.parameters("tiny")
     assert (result["samples"], result["tokens"], result["policy_version_after"]) == (16, 16 * 8, 1)
     assert result["metrics"]["memory/engine_peak_gib"] > 0
     assert result["metrics"]["memory/learner_peak_gib"] > 0

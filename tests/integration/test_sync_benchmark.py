@@ -10,6 +10,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 def test_a_section_measures_syncs_that_bring_engine_and_learner_together(local_cluster, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.delitem(sys.modules, "sync", raising=False)
