@@ -13,7 +13,8 @@ from typing import TypeVar
 from rlkit.config import EngineSpec, TrainSpec
 from rlkit.engines.settings import GPU_SEQS
 from rlkit.errors import ResourceError
-from rlkit.placement import CONTEXT, GRAPHS, Placement, Size, plan, workspace_bytes
+from rlkit.footprint import CONTEXT, GRAPHS, Size, workspace_bytes
+from rlkit.placement import Placement, plan
 from rlkit.preflight import Node
 from rlkit.reprs import gib
 

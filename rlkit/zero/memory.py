@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlkit.config import TrainSpec
-from rlkit.placement import model_states
+from rlkit.footprint import model_states
 from rlkit.zero.ds_config import CHUNK_BYTES, precision
 
 MARGIN = 0.92  # of the free memory that may be planned with; the rest is for fragments, NCCL and libraries

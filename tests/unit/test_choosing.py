@@ -10,9 +10,9 @@ from rlkit import cards
 from rlkit.choosing import choose, is_open, leanest
 from rlkit.config import ClusterSpec, EngineSpec, TrainSpec, as_plain
 from rlkit.errors import ResourceError
+from rlkit.footprint import CONTEXT
 from rlkit.models import ModelSize
 from rlkit.parts import Parts
-from rlkit.placement import CONTEXT
 from rlkit.preflight import Node
 
 GIB = 2**30

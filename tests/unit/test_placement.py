@@ -6,8 +6,9 @@ import pytest
 
 from rlkit.config import EngineSpec, TrainSpec
 from rlkit.errors import ResourceError
+from rlkit.footprint import activation_bytes, lora_params, model_states
 from rlkit.models import ModelSize
-from rlkit.placement import activation_bytes, lora_params, model_states, plan
+from rlkit.placement import plan
 from rlkit.preflight import Node
 
 GIB = 2**30
