@@ -249,6 +249,8 @@ class Sampler:
                     if self._handles:
                         self._owner.event("engine", f"The replacement of engine-{one.index} does not join yet: {why}")
                     continue
+                finally:
+                    self._owner.turns.clear_learner()  # publishing took its parameters back to the card
                 if sent is None:
                     why = f"the learner is no longer at policy version {wanted}, or it died as well"
                     continue

@@ -106,6 +106,19 @@ def test_a_sync_goes_on_with_the_engines_that_live(three, monkeypatch):
     assert [i["version"] for i in crew.info] == [5, 5]
 
 
+def test_a_learner_that_gave_its_weights_to_a_replacement_leaves_the_card_again(three, monkeypatch):
+    crew, log = three
+    owner = Owner("crew-joins")
+    sampler = Sampler(crew.handles, crew.info, crew.spec, owner)
+    monkeypatch.setattr(owner, "part", lambda name: types.SimpleNamespace(version=4))
+    monkeypatch.setattr(owner.turns, "clear_learner", lambda: log.append("cleared"))
+    monkeypatch.setattr(sampler._delivery, "send", lambda *args, **named: log.append("sent") or "statistics")
+    sampler._crew.coming.append(Coming(7, Remote("new-7", log), "reply", 0.0, {"index": 7, "version": None}))
+    assert sampler._welcome(4) == ""
+    assert log == ["sent", "cleared"]
+    assert [str(h) for h in sampler.engines] == ["old-0", "old-1", "old-2", "new-7"]
+
+
 def test_a_learner_that_is_broken_does_not_keep_living_engines_from_sampling(three, monkeypatch, capsys):
     crew, log = three
     owner = Owner("crew-broken")
@@ -116,6 +129,7 @@ def test_a_learner_that_is_broken_does_not_keep_living_engines_from_sampling(thr
         raise LearnerError("the ranks were ended")
 
     monkeypatch.setattr(sampler._delivery, "send", send)
+    monkeypatch.setattr(owner.turns, "clear_learner", lambda: None)
     sampler._crew.coming.append(Coming(7, Remote("new-7", log), "reply", 0.0, {"index": 7, "version": None}))
     assert "the ranks were ended" in sampler._welcome(4)
     assert len(sampler.engines) == 3
