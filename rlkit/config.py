@@ -18,6 +18,8 @@ import yaml
 
 from rlkit.errors import ConfigError, nearest
 
+MAY_BE_INFINITE = ("max_logprob_gap",)  # no limit
+
 
 class Spec:
     """Construction from a mapping with unknown keys refused, and copies with changes."""
@@ -58,6 +60,7 @@ class Spec:
                 kind = kind.removesuffix(" | None")
             if kind == "float":
                 object.__setattr__(self, f.name, _as_float(self, f.name))
+                self._need(math.isfinite(getattr(self, f.name)) or f.name in MAY_BE_INFINITE, f.name, "a finite number")
             elif kind == "int":
                 self._need(isinstance(value, Integral) and not isinstance(value, bool), f.name, "a whole number")
                 object.__setattr__(self, f.name, int(value))  # from NumPy's as well
@@ -102,7 +105,7 @@ class SampleSpec(Spec):
         self._need(isinstance(self.stop, str | tuple | list), "stop", "a text or a list of texts")
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         self._need(self.n >= 1, "n", "a whole number of at least 1")
-        self._need(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "0 (greedy) or above")
+        self._need(self.temperature >= 0, "temperature", "0 (greedy) or above")
         self._need(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
         self._need(self.top_k >= 0, "top_k", "0 (off) or a positive whole number")
         self._need(self.max_tokens >= 1, "max_tokens", "a whole number of at least 1")
@@ -204,7 +207,7 @@ class TrainSpec(Spec):
         self._need_at_least(1, "ranks", "threads", "total_steps", "minibatches", "epochs", "micro_batch_tokens", "logits_chunk")
         self._need_at_least(0, "cpus_per_rank", "gpus_per_rank", "warmup_steps", "weight_decay", "max_grad_norm", "max_lag", "lora_rank")
         self._need_positive("eps", "start_timeout_s", "update_timeout_s", "max_logprob_gap")
-        self._need(math.isfinite(self.lr) and self.lr >= 0, "lr", "a finite number of at least 0")
+        self._need(self.lr >= 0, "lr", "at least 0")
         self._need(all(0 <= beta < 1 for beta in self.betas), "betas", "two numbers from 0 to below 1")
         self._need(0 <= self.min_lr_ratio <= 1, "min_lr_ratio", "from 0 to 1")
         self._need(self.schedule in ("constant", "linear", "cosine"), "schedule", "constant, linear or cosine")

@@ -13,6 +13,7 @@ import html
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -296,6 +297,10 @@ class Learner:
             return actors.wait(
                 [ref], what="learner.update", timeout_s=limit, setting=SETTING, on_interrupt=lambda: self._controller.stop.remote(call)
             )[0]
+        except RlkitError:
+            with suppress(RlkitError):
+                self.state()  # some optimizer steps may have been applied: the version here is then another
+            raise
         except KeyboardInterrupt as interrupt:
             left = max(1.0, limit - (time.monotonic() - started))
             try:

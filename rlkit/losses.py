@@ -170,12 +170,12 @@ class Objective:
         per_token, extra = returned
         if per_token.shape != t.logprobs.shape:
             raise ValueError(f"it must return one loss a token, shape {tuple(t.logprobs.shape)}; it returned {tuple(per_token.shape)}")
+        for name, value in extra.items():
+            shape = getattr(value, "shape", None)
+            if shape != t.logprobs.shape:
+                has = f"it is a {type(value).__name__}" if shape is None else f"it has {tuple(shape)}"
+                raise ValueError(f"metric {name!r} must have one value a token, a tensor of shape {tuple(t.logprobs.shape)}; {has}")
         metrics = {name: value.detach().float() for name, value in extra.items()}
-        for name, value in metrics.items():
-            if value.shape != t.logprobs.shape:
-                raise ValueError(
-                    f"metric {name!r} must have one value a token, shape {tuple(t.logprobs.shape)}; it has {tuple(value.shape)}"
-                )
         total = (weights * per_token).sum()
         if t.ref_logprobs is not None:
             kl = kl_estimate(t.logprobs, t.ref_logprobs, self.kl_estimator)

@@ -2,7 +2,8 @@
 
 phase                      first                      then
 ─────────────────────────  ─────────────────────────  ────────────────────────────────────────────────────────────────────
-start                      utilization, cache         shorter context, what else is on the card
+start of an engine         utilization, cache         shorter context, what else is on the card
+start of a rank            offload_optimizer          ZeRO stage 3 over more ranks, what else is on the card
 rollout                    max_num_batched_tokens     gpu_memory_utilization or kv_cache_gib, max_num_seqs
 forward, backward          micro_batch_tokens         logits_chunk when the logits failed, gradient_checkpointing, offload, ZeRO
 optimizer                  offload_optimizer          ZeRO stage 3 over more ranks
@@ -53,7 +54,9 @@ class Facts:
 def advise(phase: str, facts: Facts, sampler: EngineSpec | None, learner: TrainSpec | None) -> str:
     """What to change, most promising first."""
     ways: list[str] = []
-    if phase == "start":
+    if phase == "start" and sampler is None and learner is not None:
+        ways += _fewer_states(learner)
+    elif phase == "start":
         ways += _smaller_cache(sampler, start=True)
         ways.append("lower EngineSpec.max_model_len")
     elif phase == "rollout":

@@ -63,7 +63,9 @@ class Parts(Owner):
         model, asked = self._part("sampler", EngineSpec, model, self.cluster.spec.sampler, settings, restart)
         spec = self._chosen("sampler", model, asked)
         with self._making("sampler", model, spec, asked):
-            living = 0 if restart else sum(n.startswith("engine-") for n in self.ps())
+            if restart:
+                self._end("engine-")  # their seats are asked for below
+            living = sum(n.startswith("engine-") for n in self.ps())
             engines = spec.engines or 1
             if not living or engines == (self._recorded("sampler", "engines") or 1):  # else they are refused by name
                 self._seats("sampler", max(0, engines - living), spec.cpus_per_engine, spec.gpus_per_engine)
@@ -92,7 +94,12 @@ class Parts(Owner):
                 self._seats("learner", spec.ranks, spec.cpus_per_rank, spec.gpus_per_rank)
             made = self._parts["learner"] = Learner.start(model, spec, self)
         if not alive and not first:
-            self.restore()
+            try:
+                self.restore()
+            except BaseException:  # found living by the next call, it would be trained on from the base model
+                del self._parts["learner"]
+                made.close()
+                raise
         self._align()
         return made
 
@@ -104,7 +111,9 @@ class Parts(Owner):
             model = self._model_of("learner")
         model, spec = self._part("reference", ReferenceSpec, model, ReferenceSpec(), settings, restart)
         with self._making("reference", model, spec):
-            living = 0 if restart else sum(n.startswith("reference-") for n in self.ps())
+            if restart:
+                self._end("reference-")
+            living = sum(n.startswith("reference-") for n in self.ps())
             self._seats("reference", max(0, spec.actors - living), spec.cpus_per_actor, spec.gpus_per_actor)
             made = self._parts["reference"] = Reference.start(model, spec, self, restart=restart)
         return made

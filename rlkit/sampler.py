@@ -18,7 +18,7 @@ from rlkit.engines.crew import AGAIN, Crew
 from rlkit.engines.delivery import Delivery
 from rlkit.engines.flight import Flight
 from rlkit.engines.progress import Progress
-from rlkit.errors import ActorDiedError, ConfigError, RolloutError, SyncError, TooLongError
+from rlkit.errors import ActorDiedError, ConfigError, RlkitError, RolloutError, SyncError, TooLongError
 from rlkit.types import Prompt, Rollouts
 from rlkit.weights import SyncStats
 
@@ -95,7 +95,7 @@ class Sampler:
 
         Raises:
             ConfigError: an unknown or impossible sampling setting.
-            RolloutError: no prompts. TooLongError: none that leaves room for a response in the engines' context.
+            RolloutError: no prompts, or an empty one. TooLongError: none that leaves room for a response in the engines' context.
             SyncError: the engines hold different or half-written weights.
             ActorDiedError: engines died twice with the same prompts, or the last one did and the learner has other weights by now.
             DeadlineError: not done within ``EngineSpec.rollout_timeout_s``.
@@ -242,7 +242,16 @@ class Sampler:
                 if learner is None or at != wanted:
                     why = "no learner is known" if learner is None else f"the learner is already at policy version {at}"
                     continue
-                if self._delivery.send(learner, [one.handle], [one.info], only=wanted) is None:
+                try:
+                    sent = self._delivery.send(learner, [one.handle], [one.info], only=wanted)
+                except RlkitError as error:  # of the learner, for example: the other engines need nothing of it
+                    why = f"it could not be given the learner's weights ({error})"
+                    if self._handles:
+                        self._owner.event("engine", f"The replacement of engine-{one.index} does not join yet: {why}")
+                    continue
+                finally:
+                    self._owner.turns.clear_learner()  # publishing took its parameters back to the card
+                if sent is None:
                     why = f"the learner is no longer at policy version {wanted}, or it died as well"
                     continue
             self._crew.join(one)

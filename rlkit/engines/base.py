@@ -111,7 +111,7 @@ class Engine(ABC):
 
         Raises:
             SyncError: a weight sync was begun and not finished.
-            RolloutError: log-probs that are not numbers.
+            RolloutError: asleep; a prompt without a token; log-probs that are not numbers.
         """
         if self._version is None:
             raise SyncError(f"engine-{self.index} holds no complete set of weights: run sampler.sync(learner) first.")
@@ -156,7 +156,7 @@ class Engine(ABC):
         if manifest.dtype != self.dtype:
             raise SyncError(f"engine-{self.index} computes in {self.dtype}, the learner sent {manifest.dtype}.")
         if self._mode == ASLEEP:
-            raise SyncError(f"engine-{self.index} is asleep and has no memory for weights: sampler.sync(learner) wakes it.")
+            raise SyncError(f"engine-{self.index} is asleep and has no memory for weights: call sampler.wake() first.")
         self._version = None
         begun = time.monotonic()
         self.meter.begin()
@@ -267,9 +267,11 @@ class Engine(ABC):
     def _tokenize(self, prompts: list[Prompt]) -> list[list[int]]:
         from rlkit import templates
 
-        if not prompts:
-            return []
-        return [templates.encode(p, self.tokenizer) for p in prompts]
+        found = [templates.encode(p, self.tokenizer) for p in prompts]
+        empty = [p.id for p, tokens in zip(prompts, found, strict=True) if not tokens]
+        if empty:
+            raise RolloutError(f"Prompt {empty[0]!r} is empty: there is no token to continue from. Leave it out or give it a text.")
+        return found
 
     def _pack(self, prompts: list[Prompt], tokens: list[list[int]], groups: list[list[Completion]], sampling: SampleSpec) -> RolloutShard:
         flat = [c for group in groups for c in group]

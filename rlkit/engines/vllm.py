@@ -98,7 +98,7 @@ class VllmEngine(Engine):
         greedy = sampling.temperature == 0
         copies = 1 if greedy else sampling.n  # greedy samples of a group are the same
         self._finished, self._total = (0, 0), len(prompts) * copies
-        params = [self._params(prompt, sampling, seed, copies) for prompt, seed in zip(prompts, seeds, strict=True)]
+        params = self._all_params(prompts, sampling, seeds, copies)
         if bulk.scheduler_of(self._llm).able and not sampling.stop:
             groups = bulk.sample(self._llm, prompts, params, self._on_step)
         else:  # a stop string is found in the text, step by step
@@ -127,6 +127,25 @@ class VllmEngine(Engine):
                 self._llm.step()
             raise
         return [groups[i] for i in range(len(prompts))]
+
+    def _all_params(self, prompts: list[list[int]], sampling: SampleSpec, seeds: list[int], n: int) -> list[Any]:
+        """vLLM's settings for each prompt.
+
+        Raises:
+            ConfigError: vLLM does not sample so, or would sample at another temperature in silence.
+        """
+        import vllm
+
+        try:
+            made = [self._params(prompt, sampling, seed, n) for prompt, seed in zip(prompts, seeds, strict=True)]
+        except Exception as error:  # vLLM's own class for it is another in each version
+            raise ConfigError(f"vLLM {vllm.__version__} refused the sampling settings: {error}") from error
+        if made[0].temperature != sampling.temperature:
+            raise ConfigError(
+                f"SampleSpec.temperature is {sampling.temperature:g}, and vLLM would sample at {made[0].temperature:g}. Take that, or 0 "
+                "for greedy responses."
+            )
+        return made
 
     def _params(self, prompt: list[int], sampling: SampleSpec, seed: int, n: int) -> Any:
         from vllm import SamplingParams

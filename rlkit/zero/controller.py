@@ -322,12 +322,17 @@ class Controller:
         except (DeadlineError, ActorDiedError) as error:
             self._break(f"{type(error).__name__}: {error}")
             raise
-        except RlkitError:
+        except RlkitError as error:
             # A loss may fail in a later optimizer step of an update: then the parameters are no longer those of this version.
             steps = int(self._wait("the ranks' steps", [self._ranks[0].steps.remote()], 60.0, SETTING)[0])
-            if steps != self._steps:
-                self._steps, self._version = steps, self._version + 1
-            raise
+            applied = steps - self._steps
+            if applied == 0:
+                raise
+            self._steps, self._version = steps, self._version + 1
+            raise type(error)(
+                f"{error}\n{applied} optimizer step{'s' * (applied > 1)} of it had been applied before: the learner is at policy version "
+                f"{self._version}. Go on from there after sampler.sync(learner), or back to a checkpoint with learner.load."
+            ) from error
         except ray.exceptions.RayTaskError as error:
             self._break(f"{type(error.cause).__name__ if error.cause else 'error'}: {error.cause}")
             raise LearnerError(f"learner.{what} failed and the ranks were ended: {self._broken}") from error

@@ -274,7 +274,8 @@ class Trainer:
         sums = self.peers.share([tally.gap_sum, tally.gap_tokens, tally.gap_max])
         gap = float(sums[:, 0].sum() / max(1.0, sums[:, 1].sum()))
         limit = allowed_gap(self.engine.spec)
-        tally.maxima |= {"logprob_gap": gap, "logprob_gap_max": float(sums[:, 2].max())}
+        if job.recorded:  # else the sampler's are zeros, and the difference is no gap
+            tally.maxima |= {"logprob_gap": gap, "logprob_gap_max": float(sums[:, 2].max())}
         if job.comparable and not gap <= limit:
             self.engine.discard()
             raise LogprobGapError(

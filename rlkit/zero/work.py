@@ -38,6 +38,7 @@ class Work:
     comparable: bool  # the sampler's log-probs are of the plain distribution at the temperature, so the gap means something
     policy_version: int
     run: str | None
+    recorded: bool = True  # the sampler's log-probs are there
 
 
 def work_of(batch: Batch, objective: Objective) -> Work:
@@ -80,6 +81,7 @@ def work_of(batch: Batch, objective: Objective) -> Work:
         plain and sampling.logprobs,
         batch.policy_version,
         rollouts.run,
+        sampling.logprobs,
     )
 
 
@@ -133,6 +135,7 @@ class Job:
     comparable: bool
     policy_version: int
     tokens: int  # response tokens of all ranks in one pass
+    recorded: bool = True  # the sampler's log-probs are there
 
 
 def plan(work: Work, objective: Objective, spec: TrainSpec, version: int, steps: bool = True) -> tuple[list[Job], dict[str, float]]:
@@ -177,6 +180,7 @@ def plan(work: Work, objective: Objective, spec: TrainSpec, version: int, steps:
             work.comparable,
             work.policy_version,
             int(rows.lengths.sum()),
+            work.recorded,
         )
         for shares in shares_R
     ]

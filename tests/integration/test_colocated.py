@@ -71,12 +71,14 @@ def tokens_of(rollouts):
     return [fetch(shard).tokens.tolist() for shard in rollouts.shards]
 
 
-def sleep_and_wake_by_hand(sampler):
+def sleep_and_wake_by_hand(sampler, learner):
     before = tokens_of(sampler.generate("1+1=", max_tokens=6, seed=3, progress=False))
     sampler.sleep()
     sampler.sleep()
     with pytest.raises(RolloutError, match="asleep"):
         sampler.generate("1+1=", max_tokens=6, progress=False)
+    with pytest.raises(SyncError, match=r"asleep.*call sampler.wake\(\) first"):
+        sampler.sync(learner)
     sampler.wake()
     sampler.wake()
     assert tokens_of(sampler.generate("1+1=", max_tokens=6, seed=3, progress=False)) == before
@@ -142,7 +144,7 @@ def test_turns_in_any_order_give_what_engines_that_stay_awake_give(model, ray_lo
         assert results[0][0] == results[1][0]
         assert all((results[1][1][name] == value).all() for name, value in results[0][1].items())
 
-        sleep_and_wake_by_hand(other.turns.sampler)
+        sleep_and_wake_by_hand(other.turns.sampler, other.turns.learner)
 
         # A fresh kernel that has the learner alone finds the engines by name and puts them to sleep; then one with the engines alone.
         sampler.close()

@@ -16,6 +16,7 @@ from rlkit.config import EngineSpec
 from rlkit.context import Owner
 from rlkit.errors import ConfigError, ModelError, RolloutError, SpecChangedError
 from rlkit.sampler import Sampler
+from rlkit.types import Prompt
 from tests.killing import killed_while_sampling
 from tests.tiny_models import make_model
 
@@ -144,8 +145,15 @@ def test_bad_calls_are_refused_before_anything_runs(vllm):
         vllm.generate(PROMPTS, temperature=-1.0)
     with pytest.raises(ConfigError, match="did you mean 'temperature'"):
         vllm.generate(PROMPTS, temprature=1.0)
+    with pytest.raises(ConfigError, match=r"refused the sampling settings: temperature must be in \[0, 2\]"):
+        vllm.generate(PROMPTS, temperature=2.5)
+    with pytest.raises(ConfigError, match=r"temperature is 0.001, and vLLM would sample at 0.01"):
+        vllm.generate(PROMPTS, temperature=0.001)
     with pytest.raises(RolloutError, match="no prompts"):
         vllm.generate([])
+    nothing = Prompt("blank", ({"role": "user", "content": ""},), template="plain")
+    with pytest.raises(RolloutError, match="'blank' is empty"):
+        vllm.generate([*PROMPTS, nothing])
 
 
 def test_log_probs_can_be_left_out(vllm):

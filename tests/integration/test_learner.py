@@ -182,6 +182,8 @@ def test_metrics_of_an_update(owner, path, shards, plain):
     state = learner.state()
     assert (state["version"], state["busy"], state["tag"], state["updates_in_tag"]) == (1, None, 7, 1)
     assert state["last_update"]["stats"].metrics == stats.metrics
+    silent = [dataclasses.replace(s, logprobs=np.zeros_like(s.logprobs)) for s in shards]
+    assert "policy/logprob_gap" not in learner.update(batch_of(silent, version=1, logprobs=False)).metrics
 
 
 def test_logprobs_equal_plain_transformers(learner, shards):
@@ -319,6 +321,15 @@ def test_an_interrupt_after_the_first_step_finishes_the_update(owner, path, shar
         learner.update(batch_of(shards))
     with pytest.raises(LogprobGapError):
         learner.update(batch_of(shards, version=1))
+    seen = []
+
+    def late(t):
+        seen.append(t)
+        return -t.advantages * t.logprobs / (2 - len(seen)), {}
+
+    with pytest.raises(LearnerError, match=r"(?s)it is nan.*\n1 optimizer step of it had been applied before: .* policy version 2"):
+        learner.update(batch_of(shards, version=1, top_p=0.9), loss=late)
+    assert learner.version == learner.state()["version"] == 2
 
 
 def test_gradients_of_several_calls_add_up(owner, path, shards):

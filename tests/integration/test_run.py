@@ -5,9 +5,11 @@ import json
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
+import ray
 
 import rlkit as rl
 from rlkit import actors
@@ -15,6 +17,7 @@ from rlkit.config import as_plain
 from rlkit.errors import (
     ActorDiedError,
     BatchError,
+    CheckpointError,
     ConfigError,
     LearnerError,
     ResourceError,
@@ -142,6 +145,38 @@ def test_a_part_without_a_seat_is_refused_and_names_who_sits_there(run, cluster)
         other.sampler("tiny", cpus_per_engine=99)
     assert other.ps() == ["recorder"]
     other.close()
+
+
+@pytest.mark.parametrize(("part", "start"), [("sampler", "rlkit.sampler.Sampler.start"), ("reference", "rlkit.reference.Reference.start")])
+def test_a_part_that_is_started_again_may_take_the_seats_that_it_had(cluster, monkeypatch, part, start):
+    class Sitter:  # here, so that it travels by value
+        pass
+
+    again = rl.Run(f"again-{part}", cluster)
+    name, setting = {"sampler": ("engine-0", "cpus_per_engine"), "reference": ("reference-0", "cpus_per_actor")}[part]
+    ray.get(actors.spawn(Sitter, name, again.namespace, cpus=10).__ray_ready__.remote())  # of 16
+    monkeypatch.setattr(start, lambda *_, **__: "started")
+    assert getattr(again, part)("tiny", restart=True, **{setting: 10}) == "started"
+    assert again.ps() == ["recorder"]
+    again.close()
+
+
+def test_a_new_learner_that_could_not_be_restored_is_not_found_again(cluster, monkeypatch):
+    closed = []
+
+    def restore():
+        raise CheckpointError("of another model")
+
+    again = rl.Run("unrestored", cluster)
+    with again._making("learner", "tiny", rl.TrainSpec()):
+        pass
+    monkeypatch.setattr("rlkit.learner.Learner.start", lambda *_: types.SimpleNamespace(close=lambda: closed.append(True)))
+    monkeypatch.setattr(again, "restore", restore)
+    with pytest.raises(CheckpointError, match="of another model"):
+        again.learner("tiny")
+    assert closed == [True]
+    assert again.part("learner") is None
+    again.close()
 
 
 def test_another_seed_is_refused(run, cluster):

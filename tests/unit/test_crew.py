@@ -12,8 +12,9 @@ from rlkit.context import Owner
 from rlkit.engines import crew as crew_module
 from rlkit.engines import delivery, flight
 from rlkit.engines.crew import Coming, Crew
-from rlkit.errors import ActorDiedError
+from rlkit.errors import ActorDiedError, LearnerError
 from rlkit.parts import Parts
+from rlkit.sampler import Sampler
 
 
 class Call:
@@ -103,6 +104,39 @@ def test_a_sync_goes_on_with_the_engines_that_live(three, monkeypatch):
     assert ("replace", 1, None) in log
     assert delivery.Delivery(crew).send(learner, crew.handles, crew.info, only=4) is None  # the learner is at another version
     assert [i["version"] for i in crew.info] == [5, 5]
+
+
+def test_a_learner_that_gave_its_weights_to_a_replacement_leaves_the_card_again(three, monkeypatch):
+    crew, log = three
+    owner = Owner("crew-joins")
+    sampler = Sampler(crew.handles, crew.info, crew.spec, owner)
+    monkeypatch.setattr(owner, "part", lambda name: types.SimpleNamespace(version=4))
+    monkeypatch.setattr(owner.turns, "clear_learner", lambda: log.append("cleared"))
+    monkeypatch.setattr(sampler._delivery, "send", lambda *args, **named: log.append("sent") or "statistics")
+    sampler._crew.coming.append(Coming(7, Remote("new-7", log), "reply", 0.0, {"index": 7, "version": None}))
+    assert sampler._welcome(4) == ""
+    assert log == ["sent", "cleared"]
+    assert [str(h) for h in sampler.engines] == ["old-0", "old-1", "old-2", "new-7"]
+
+
+def test_a_learner_that_is_broken_does_not_keep_living_engines_from_sampling(three, monkeypatch, capsys):
+    crew, log = three
+    owner = Owner("crew-broken")
+    sampler = Sampler(crew.handles, crew.info, crew.spec, owner)
+    monkeypatch.setattr(owner, "part", lambda name: types.SimpleNamespace(version=4))
+
+    def send(*args, **named):
+        raise LearnerError("the ranks were ended")
+
+    monkeypatch.setattr(sampler._delivery, "send", send)
+    monkeypatch.setattr(owner.turns, "clear_learner", lambda: None)
+    sampler._crew.coming.append(Coming(7, Remote("new-7", log), "reply", 0.0, {"index": 7, "version": None}))
+    assert "the ranks were ended" in sampler._welcome(4)
+    assert len(sampler.engines) == 3
+    assert "The replacement of engine-7 does not join yet" in capsys.readouterr().out
+    sampler._crew.handles.clear()
+    with pytest.raises(ActorDiedError, match=r"policy version 4: it could not be given .*the ranks were ended"):
+        sampler._relieve(4)
 
 
 class Sampling:

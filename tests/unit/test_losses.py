@@ -144,6 +144,8 @@ def test_a_loss_of_the_wrong_shape_or_not_finite_is_refused():
         losses.Objective(lambda t: t.logprobs)(t, torch.ones(2))
     with pytest.raises(ValueError, match="metric 'm'"):
         losses.Objective(lambda t: (t.logprobs, {"m": t.logprobs.sum()}))(t, torch.ones(2))
+    with pytest.raises(ValueError, match=r"metric 'm' must have one value a token.*it is a float"):
+        losses.Objective(lambda t: (t.logprobs, {"m": 1.0}))(t, torch.ones(2))
     with pytest.raises(ValueError, match="it is nan"):
         losses.Objective(lambda t: (t.logprobs * math.nan, {}))(t, torch.ones(2))
 

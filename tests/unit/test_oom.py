@@ -28,6 +28,7 @@ STEP = EngineSpec(kv_cache_gib=4, max_num_batched_tokens=2048)
     [
         ("start", EngineSpec(gpu_memory_utilization=0.9), None, FULL, "gpu_memory_utilization (now 0.9)", ["max_model_len"]),
         ("start", EngineSpec(kv_cache_gib=9), None, FULL, "kv_cache_gib (now 9)", []),
+        ("start", None, TrainSpec(), FULL, "offload_optimizer", ["zero_stage to 3"]),
         ("rollout", EngineSpec(), None, FULL, "max_num_batched_tokens (now 8192) to 4096", ["gpu_memory_utilization", "max_num_seqs"]),
         ("rollout", EngineSpec(max_num_batched_tokens=600), None, FULL, "gpu_memory_utilization", ["max_num_seqs"]),
         ("rollout", STEP, None, FULL, "max_num_batched_tokens (now 2048) to 1024", ["kv_cache_gib"]),
