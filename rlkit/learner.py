@@ -246,7 +246,8 @@ class Learner:
 
         ``version``; ``busy`` (what it is doing, or None) and ``busy_since`` (Unix time); ``last_update``
         (``{"tag", "version", "stats"}`` of the last finished update, or None), ``tag`` and ``updates_in_tag`` (how many updates were
-        applied in the step that the tag names, also after a load); ``broken`` (why it stopped, or None).
+        applied in the step that the tag names, also after a load); ``torn`` (the step in which an update failed after some of its optimizer
+        steps, or None); ``broken`` (why it stopped, or None).
         """
         state: dict[str, Any] = _wait(
             self._controller.state.remote(), "the learner's state", _CONTROL_S, "nothing: it should answer at once"

@@ -5,8 +5,8 @@ have applied the step's update; it says which. Then one of three things is done 
 
 - nothing was applied: the step is done again, with the same prompts and the same sampling seeds;
 - the step's update was applied: the step is completed from what the event log and the learner know of it, the engines get the new weights;
-- only some of its updates were applied (a loop with several updates a step): learner and run go back to the newest checkpoint; without
-  one an error says what can be done, and changes nothing.
+- only some of its updates were applied (a loop with several updates a step), or some optimizer steps of one that failed: learner and run go
+  back to the newest checkpoint; without one an error says what can be done, and changes nothing.
 
 In all three the parameters afterwards are those of an uninterrupted run. Updates made by hand between two loops are kept and belong to
 no step.
@@ -86,11 +86,12 @@ def recover(run: Run) -> None:
     step, begun, last = status["committed"] + 1, status["begun"], status["last"]
     # Updates made by hand since then carry another tag: they are kept, and are none of the step's.
     applied = state["updates_in_tag"] if begun is not None and state["version"] > begun and state["tag"] == step else 0
-    if applied > 0:
+    torn = begun is not None and state["torn"] == step  # an update failed after some of its optimizer steps
+    if applied > 0 or torn:
         # How many updates make a step: as many as the step before had; the first step is taken to have one.
         expected = last["updates"] if last is not None and last["updates"] else 1
         update = state["last_update"]
-        if applied == expected and update is not None:
+        if applied == expected and update is not None and not torn:
             metrics: dict[str, float] = {}
             positions: dict[str, Any] = {}
             for phase in run.ledger.call("phases", step):
@@ -100,7 +101,8 @@ def recover(run: Run) -> None:
             run.commit(step, metrics | dict(stats), recovered=positions, updates=applied)
             run.note(f"Step {step} had been applied before it was interrupted; it is complete, its samples were not kept.")
         else:
-            run.note(f"Step {step} was left with {applied} of {expected} updates; going back to the last checkpoint.")
+            left = "an update applied in part" if torn else f"{applied} of {expected} updates"
+            run.note(f"Step {step} was left with {left}; going back to the last checkpoint.")
             run.restore()
     run._align()
 

@@ -52,12 +52,14 @@ def sample(llm: Any, prompts: Sequence[list[int]], params: Sequence[Any], on_ste
                 reasons[out.request_id] = str(out.finish_reason)
         return [[_completion(scheduler, f"{call}.{i}.{g}", reasons) for g in range(p.n)] for i, p in enumerate(params)]
     finally:
-        core.abort_requests(list(scheduler.requests))
-        while scheduler.has_requests() or core.engine_core.batch_queue:  # the workers forget what has finished, and nothing runs on
-            core.get_output()
-        scheduler.end()
-        if collects:
-            gc.enable()
+        try:
+            core.abort_requests(list(scheduler.requests))
+            while scheduler.has_requests() or core.engine_core.batch_queue:  # the workers forget what has finished, and nothing runs on
+                core.get_output()
+        finally:
+            scheduler.end()
+            if collects:
+                gc.enable()
 
 
 def _request(template: Any, request_id: str, prompt: list[int], param: Any, g: int) -> Any:

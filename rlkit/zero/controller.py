@@ -51,6 +51,7 @@ class Controller:
         self._busy: tuple[str, float] | None = None
         self._last: dict[str, Any] | None = None
         self._in_tag: tuple[int | None, int] = (None, 0)
+        self._torn: int | None = None  # the step in which only some optimizer steps of an update were applied
         self._pending = False  # gradients wait for optim_step
         self._broken: str | None = None
         self._stopped: str | None = None
@@ -69,6 +70,7 @@ class Controller:
             "last_update": self._last,
             "updates_in_tag": self._in_tag[1],
             "tag": self._in_tag[0],
+            "torn": self._torn,
             "broken": self._broken,
             "pending": self._pending,
         }
@@ -146,7 +148,13 @@ class Controller:
                 raise LearnerError("Gradients of forward_backward are waiting: call optim_step() first, or discard() to drop them.")
             self._check_batch(job)
             jobs, facts = work.plan(job, objective, self._planned(), self._version)
-            parts = self._call("update", lambda: [h.update.remote(call, j) for h, j in zip(self._ranks, jobs, strict=True)], call)
+            version = self._version
+            try:
+                parts = self._call("update", lambda: [h.update.remote(call, j) for h, j in zip(self._ranks, jobs, strict=True)], call)
+            except RlkitError:
+                if self._version != version:
+                    self._torn = tag
+                raise
             metrics = self._metrics(parts, facts, start)
             metrics["policy/grad_norm"] = float(np.mean(parts[0]["norms"]))
             metrics["update/skipped_steps"] = len(jobs[0].order) - parts[0]["steps"]
@@ -247,7 +255,7 @@ class Controller:
         with self._doing("load", whole=True):
             facts = self._call("load", lambda: [h.load.remote(source) for h in self._ranks])[0]
             self._version, self._steps = int(facts["version"]), int(facts["steps"])
-            self._last, self._pending = None, False
+            self._last, self._pending, self._torn = None, False, None
             self._in_tag = (facts["tag"], int(facts["updates_in_tag"]))
             return self._version
 
@@ -313,6 +321,7 @@ class Controller:
             return found
         except OutOfMemoryError as error:
             if self.spec.ranks == 1 or what == "place":
+                self._count_partial()
                 raise
             self._break(f"OutOfMemoryError: {error}")  # the others may be waiting for this rank in a collective
             raise OutOfMemoryError(
@@ -324,11 +333,9 @@ class Controller:
             raise
         except RlkitError as error:
             # A loss may fail in a later optimizer step of an update: then the parameters are no longer those of this version.
-            steps = int(self._wait("the ranks' steps", [self._ranks[0].steps.remote()], 60.0, SETTING)[0])
-            applied = steps - self._steps
+            applied = self._count_partial()
             if applied == 0:
                 raise
-            self._steps, self._version = steps, self._version + 1
             raise type(error)(
                 f"{error}\n{applied} optimizer step{'s' * (applied > 1)} of it had been applied before: the learner is at policy version "
                 f"{self._version}. Go on from there after sampler.sync(learner), or back to a checkpoint with learner.load."
@@ -336,6 +343,13 @@ class Controller:
         except ray.exceptions.RayTaskError as error:
             self._break(f"{type(error.cause).__name__ if error.cause else 'error'}: {error.cause}")
             raise LearnerError(f"learner.{what} failed and the ranks were ended: {self._broken}") from error
+
+    def _count_partial(self) -> int:
+        """After an error: how many optimizer steps of the call were applied. Any makes another policy version."""
+        steps = int(self._wait("the ranks' steps", [self._ranks[0].steps.remote()], 60.0, SETTING)[0])
+        applied, self._steps = steps - self._steps, steps
+        self._version += applied > 0
+        return applied
 
     def _break(self, why: str) -> None:
         self._broken = why

@@ -385,3 +385,41 @@ def test_no_actor_is_left_after_close(cluster):
     run = rl.Run("gone", cluster)
     run.close()
     assert run.ps() == []
+
+
+def test_a_step_whose_update_failed_half_way_goes_back_to_the_checkpoint(cluster, capsys):
+    run = rl.Run("torn", cluster, seed=1, checkpoint_every=1)
+    tasks = rl.load_tasks("arithmetic")
+    sampler, learner = run.sampler("tiny", engine="hf"), run.learner("tiny", lr=1e-3, minibatches=2)
+    calls = [0]
+
+    def fails_at_the_second(t):
+        calls[0] += 1
+        if calls[0] == 2:
+            raise ValueError("half-way")
+        return -t.advantages * t.logprobs, {}
+
+    def step_of(loss):
+        rollouts = sampler.generate(tasks.batch(2), n=4, max_tokens=16, progress=False)
+        batch = rl.advantages(rl.score(rollouts, lambda prompt, sample: float(sample.index)), "grpo")
+        learner.update(batch, loss=loss)
+        sampler.sync(learner)
+
+    for _ in run.steps(1, progress=False):
+        step_of("ppo_clip")
+    whole = learner.parameters()
+    steps = iter(run.steps(2, progress=False))
+    assert next(steps) == 1
+    with pytest.raises(LearnerError, match=r"half-way(.|\n)*1 optimizer step of it had been applied"):
+        step_of(fails_at_the_second)
+    steps.close()
+    assert (learner.state()["torn"], learner.version) == (1, 2)
+    assert any((learner.parameters()[k] != v).any() for k, v in whole.items())
+    for step in run.steps(2, progress=False):
+        assert step == 1
+        assert (learner.state()["torn"], learner.version) == (None, 1)
+        found = learner.parameters()
+        assert all((found[k] == v).all() for k, v in whole.items())
+        step_of("ppo_clip")
+    assert "an update applied in part; going back" in capsys.readouterr().out
+    run.close()
