@@ -1,7 +1,7 @@
 """One GRPO step of a large model with engine and learner on one card: peak memory by phase, measured against `rlkit.placement`.
 
     python benchmarks/colocated.py --shape 7b          # Llama-2-7B's shape, random weights; needs about 115 GiB of host memory
-    python benchmarks/colocated.py --shape tiny        # a smoke test, on the CPU too
+    python benchmarks/colocated.py --shape tiny        # a smoke test, on the CPU too, with fewer and shorter samples; saves nothing there
 
 The model is written in bfloat16 to a temporary folder. The learner is ZeRO-3 with its optimizer in host memory and
 gradient checkpointing; the engine sleeps (level 2: its weights are dropped and come with the sync) while the learner works. 16 prompts x 8
@@ -221,11 +221,11 @@ def main() -> int:
             result = one_step(cluster, str(model), args.shape, watch)
         finally:
             cluster.shutdown()
-    path = machine.save("colocated" if args.shape == "7b" else f"colocated_{args.shape.replace('.', '_')}", result)
     print(json.dumps(result, indent=1))
-    print(f"written to {path.name}")
     if not watch.on:
         return 0
+    path = machine.save("colocated" if args.shape == "7b" else f"colocated_{args.shape.replace('.', '_')}", result)
+    print(f"written to {path.name}")
     print(f"{'phase':10s} {'predicted':>10s} {'measured':>10s} GiB")
     for name, value in result["predicted_gib"].items():
         print(f"{name:10s} {value:10.1f} {result['measured_gib'][name]:10.1f}")

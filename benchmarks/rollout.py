@@ -1,9 +1,9 @@
-"""Tokens a second of rollouts on one GPU, against transformers' `generate` and against the memory-bandwidth floor, in one run.
+"""Tokens a second of rollouts on one GPU, against transformers' `generate`, vLLM's own scheduler and the memory-bandwidth floor.
 
     python benchmarks/rollout.py [--model smollm2] [--only baseline small large] [--engines 1 2 4] [--quick]
 
 - ``small``: SmolLM2-135M, 1,024 and 4,096 prompts of 20 tokens, 256 new tokens each (end-of-sequence is held back), with and without
-  the sampler's log-probs, for each number of engines on the card. vLLM's own scheduler is measured beside rlkit's.
+  the sampler's log-probs, for each number of engines on the card; and 1,024 prompts with one engine and vLLM's own scheduler.
 - ``baseline``: transformers' `generate`, batches of 64 and 1,024 prompts of 20 tokens, 128 new tokens each.
 - ``large``: a 1.5B Qwen2.5 shape with random weights. The floor of a decode step is the time to read all weights once and the keys and
   values of every sequence once, at the copy bandwidth that this run measured: what no decoder can beat that does not cache them elsewhere.
@@ -53,8 +53,7 @@ def small(run: rl.Run, model: str, engines: list[int], sizes: list[int], tokens:
     out: dict[str, Any] = {}
     for n in engines:
         begun = time.monotonic()
-        settings: dict[str, Any] = {"kv_cache_gib": 40.0 / n, "max_num_seqs": 1024, "max_model_len": 1024} if gpus else {}
-        sampler = run.sampler(model, engines=n, gpus_per_engine=gpus / n, cpus_per_engine=0.1, restart=True, **settings)
+        sampler = run.sampler(model, engines=n, gpus_per_engine=gpus / n, cpus_per_engine=0.1, restart=True, **settings_of(gpus, n))
         row: dict[str, Any] = {"start_s": round(time.monotonic() - begun, 1)}
         rate(sampler, prompts(64 * n, PROMPT, model), 8, True)
         for size in sizes:
@@ -66,7 +65,18 @@ def small(run: rl.Run, model: str, engines: list[int], sizes: list[int], tokens:
                 print(n, key, row[key], flush=True)
         out[f"{n} engines"] = row
         sampler.close()
+    sampler = run.sampler(
+        model, engines=1, gpus_per_engine=gpus, cpus_per_engine=0.1, scheduler="vllm", restart=True, **settings_of(gpus, 1)
+    )
+    asked = prompts(sizes[0], PROMPT, model)
+    rate(sampler, asked, min(32, tokens), True)
+    out["vLLM's scheduler"] = {f"{sizes[0]} prompts, log-probs": rate(sampler, asked, tokens, True)}
+    sampler.close()
     return out
+
+
+def settings_of(gpus: float, engines: int) -> dict[str, Any]:
+    return {"kv_cache_gib": 40.0 / engines, "max_num_seqs": 1024, "max_model_len": 1024} if gpus else {}
 
 
 def large(run: rl.Run, folder: Path, shape: str, loads: list[tuple[int, int, int]], bandwidth: float, gpus: float) -> dict[str, Any]:
@@ -91,7 +101,7 @@ def large(run: rl.Run, folder: Path, shape: str, loads: list[tuple[int, int, int
             "decode_tokens_per_s": round(sequences * steps / seconds),
             "step_ms": round(seconds / steps * 1e3, 3),
             "floor_ms": round(floor / steps * 1e3, 3),
-            "share_of_floor": round(floor / seconds, 3),
+            "share_of_bandwidth": round(floor / seconds, 3),
         }
         print(key, out[key], flush=True)
     sampler.close()
@@ -154,7 +164,7 @@ def main() -> None:
     result: dict[str, Any] = {"script": "benchmarks/rollout.py", "model": args.model, "new_tokens": tokens}
     if "baseline" in args.only:
         result["transformers_tokens_per_s"] = baseline(args.model, [4] if args.quick else [64, 1024], min(tokens, 128))
-    bandwidth = copy_bandwidth() if gpus else 10e9
+    bandwidth = copy_bandwidth() if gpus else float("inf")  # nothing to compare with on the CPU
     torch.cuda.empty_cache()
     if gpus:
         result["copy_tb_per_s"] = round(bandwidth / 1e12, 3)

@@ -4,7 +4,8 @@
     python benchmarks/sync.py --only 1.5b       # one of them
     python benchmarks/sync.py --quick           # the tiny model on the CPU, through the object store
 
-Models have random bfloat16 weights. Each section starts the rank and the engines, takes one optimizer step, and syncs: the first time, when
+Models have random bfloat16 weights, but with --quick, which takes the bundled tiny model in float32 and syncs twice. Each section starts
+the rank and the engines, takes one optimizer step, and syncs: the first time, when
 memory is made and kernels are compiled, then ten times. Seconds are those of `Sampler.sync` from call to return: packing and checksums
 on the rank (publish), loading (load) and reading back what the engine computes with (verify) in the slowest engine, and messages (rest).
 Every sync compares the checksums of all tensors. The gap is the mean absolute difference between the engine's and the learner's log-probs

@@ -127,6 +127,9 @@ class EngineSpec(Spec):
     threads: int | None = None  # compute threads of an engine on CPU; None: cpus_per_engine rounded up
     dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU | "float32" | "bfloat16" | "float16"
     seed: int = 0
+    scheduler: str = (
+        "rollout"  # of vLLM's steps: "rollout", rlkit's own (see rlkit.engines.scheduler) | "vllm", should a vLLM not go with it
+    )
     tensor_parallel_size: int = 1
     max_model_len: int | None = None  # tokens of prompt and response together
     gpu_memory_utilization: float | None = None
@@ -148,6 +151,7 @@ class EngineSpec(Spec):
     def __post_init__(self) -> None:
         self._check_types()
         self._need(self.engine in ("vllm", "hf"), "engine", "'vllm' or 'hf'")
+        self._need(self.scheduler in ("rollout", "vllm"), "scheduler", "'rollout' or 'vllm'")
         self._need(self.dtype in ("auto", "float32", "bfloat16", "float16"), "dtype", "auto, float32, bfloat16 or float16")
         self._need_at_least(0, "cpus_per_engine", "gpus_per_engine", "swap_space")
         self._need_at_least(1, "engines", "threads", "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "block_size")

@@ -24,6 +24,11 @@ def scheduler_of(llm: Any) -> Any:
     return llm.engine_core.engine_core.scheduler
 
 
+def able(llm: Any) -> bool:
+    """Whether the engine has rlkit's scheduler, with nothing that it leaves to vLLM."""
+    return bool(getattr(scheduler_of(llm), "able", False))
+
+
 def sample(llm: Any, prompts: Sequence[list[int]], params: Sequence[Any], on_step: Callable[[int], None]) -> list[list[Completion]]:
     """``params[i].n`` completions of ``prompts[i]``; sample g has the seed of its ``params`` plus g. Tokens only, no text.
 

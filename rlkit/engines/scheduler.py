@@ -1,7 +1,7 @@
 """vLLM's scheduler without its per-sequence Python work in the decode steps of a rollout.
 
-A small model decodes a thousand sequences in a few milliseconds of GPU time, while vLLM's scheduler spends some 20 us of Python on each
-sequence in each step. A rollout needs little of that: all its requests are alike, none joins a batch that is full, and nobody reads
+A small model decodes a thousand sequences in a few milliseconds of GPU time, while vLLM's scheduler works on each sequence
+in Python in each step. A rollout needs little of that: all its requests are alike, none joins a batch that is full, and nobody reads
 a response before it is finished. So while every running sequence decodes, `RolloutScheduler` makes the step from arrays with one entry a
 sequence, and takes the sampled tokens into arrays as well; vLLM's own `schedule` runs for everything else (prompts, preemption, a
 cache that is full), with the requests brought up to date before it and read again after it.

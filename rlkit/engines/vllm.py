@@ -55,7 +55,9 @@ class VllmEngine(Engine):
         args = engine_args(self.spec, [f.name for f in dataclasses.fields(EngineArgs)], **ours)
         try:
             config = EngineArgs(**args).create_engine_config(UsageContext.LLM_CLASS)
-            config.scheduler_config.scheduler_cls = AsyncRolloutScheduler if config.scheduler_config.async_scheduling else RolloutScheduler
+            if self.spec.scheduler == "rollout":
+                ahead = config.scheduler_config.async_scheduling
+                config.scheduler_config.scheduler_cls = AsyncRolloutScheduler if ahead else RolloutScheduler
             self._llm = LLMEngine.from_vllm_config(config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True)
         except ValueError as error:
             full = oom.at_start(error, f"engine-{self.index}", self.spec)
@@ -99,7 +101,7 @@ class VllmEngine(Engine):
         copies = 1 if greedy else sampling.n  # greedy samples of a group are the same
         self._finished, self._total = (0, 0), len(prompts) * copies
         params = self._all_params(prompts, sampling, seeds, copies)
-        if bulk.scheduler_of(self._llm).able and not sampling.stop:
+        if bulk.able(self._llm) and not sampling.stop:
             groups = bulk.sample(self._llm, prompts, params, self._on_step)
         else:  # a stop string is found in the text, step by step
             groups = self._sample_by_step(prompts, params)
@@ -168,9 +170,8 @@ class VllmEngine(Engine):
         )
 
     def _count(self) -> tuple[int, int]:
-        scheduler = bulk.scheduler_of(self._llm)
-        if scheduler.bulk:
-            return self._finished[0], scheduler.sampled()
+        if bulk.able(self._llm) and bulk.scheduler_of(self._llm).bulk:
+            return self._finished[0], bulk.scheduler_of(self._llm).sampled()
         states = list(self._llm.output_processor.request_states.values())
         live = sum(s.detokenizer.num_output_tokens() for s in states if s.detokenizer is not None)
         return self._total - len(states), self._finished[1] + live

@@ -216,6 +216,16 @@ def test_one_engine_samples_what_two_sample(vllm, keeper, owner, model):
     assert (len(one.shards), len(two.shards)) == (1, 2)
 
 
+def test_vllms_own_scheduler_samples_the_same(vllm, owner, model):
+    """Also in turns of eight: the schedulers differ in speed only."""
+    asked = {"n": 3, "max_tokens": 24, "seed": 11, "progress": False}
+    plain = Sampler.start(model, SPEC.but(scheduler="vllm", max_num_seqs=8), owner).generate(PROMPTS, **asked)
+    ours = vllm.generate(PROMPTS, **asked)
+    assert flat(ours) == flat(plain)
+    for a, b in zip(ours.samples(), plain.samples(), strict=True):
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-4)
+
+
 def test_a_setting_that_vllm_does_not_know_is_refused_with_its_own_error(owner, model):
     with pytest.raises(ConfigError, match="no engine argument 'max_num_seq', did you mean 'max_num_seqs'"):
         Sampler.start(model, SPEC.but(vllm={"max_num_seq": 4}), owner)

@@ -80,9 +80,7 @@ def test_what_is_set_stays():
     assert engine.phases["sync"] - engine.phases["update"] == 2 * SMALL.params
 
 
-@pytest.mark.parametrize(
-    ("asked", "engines"), [({"gpus_per_engine": 0.4}, 1), ({"engines": 4}, 4), ({"gpu_memory_utilization": 0.3}, 1)]
-)
+@pytest.mark.parametrize(("asked", "engines"), [({"gpus_per_engine": 0.4}, 1), ({"engines": 4}, 4), ({"gpu_memory_utilization": 0.3}, 1)])
 def test_one_engine_a_card_unless_more_are_asked_for(asked, engines):
     sampler, _, made = choose([node(1)], SMALL, EngineSpec.make(asked, max_model_len=512), TrainSpec(gpus_per_rank=0.4), CARD)
     assert sampler.engines == engines

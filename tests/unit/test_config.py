@@ -44,6 +44,7 @@ def test_a_key_like_no_other_gets_no_guess():
         (SampleSpec, "stop", 3, "list of texts"),
         (SampleSpec, "logprobs", "yes", "true or false"),
         (EngineSpec, "engine", "sglang", "'vllm' or 'hf'"),
+        (EngineSpec, "scheduler", "fast", "'rollout' or 'vllm'"),
         (EngineSpec, "engines", 0, "at least 1"),
         (EngineSpec, "dtype", "fp32", "float32"),
         (EngineSpec, "gpus_per_engine", -1, "at least 0"),
