@@ -9,8 +9,8 @@ cache that is full), with the requests brought up to date before it and read aga
 `begin` switches this on for one call, `take` gives a finished response. Outside of a call, with stop strings (whose check needs the text
 of every step), and with features that rollouts do not use, everything is vLLM's own.
 
-The classes depend on vLLM's internals; those of 0.26 and 0.30 were read and are tested. `tests/unit/test_rollout_scheduler.py` drives
-them and vLLM's own schedulers with the same sampled tokens and compares.
+The classes depend on vLLM's internals: with 0.30 the tests run them, with 0.26 they ran on a GPU. A test drives them and vLLM's own
+schedulers with the same sampled tokens (`tests/integration/test_rollout_scheduler.py`); ``EngineSpec.scheduler`` "vllm" goes without them.
 """
 
 from __future__ import annotations
