@@ -216,6 +216,7 @@ def test_one_engine_samples_what_two_sample(vllm, keeper, owner, model):
     assert (len(one.shards), len(two.shards)) == (1, 2)
 
 
+@pytest.mark.slow
 def test_vllms_own_scheduler_samples_the_same(vllm, owner, model):
     """Also in turns of eight: the schedulers differ in speed only."""
     asked = {"n": 3, "max_tokens": 24, "seed": 11, "progress": False}
