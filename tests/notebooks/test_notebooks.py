@@ -5,6 +5,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from rlkit import localhead
 from rlkit.headless import run_notebook
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -27,7 +28,11 @@ def test_the_notebook_runs(name, tmp_path, monkeypatch):
         monkeypatch.delenv(key, raising=False)
     monkeypatch.setenv("RLKIT_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    done = run_notebook(NOTEBOOKS / name, SMALL[name], output=tmp_path / name)
+    try:
+        done = run_notebook(NOTEBOOKS / name, SMALL[name], output=tmp_path / name)
+    finally:
+        for head in localhead.living():  # of a notebook that failed before its last cell
+            localhead.stop(head.name)
     assert done.result is not None
     assert done.result["engine"] == "vllm"
     assert done.result["steps"] == SMALL[name]["steps"]
