@@ -28,11 +28,29 @@ def one(prompt: rl.Prompt, sample: rl.Sample) -> float:
     return float((sample.tokens == sample.tokens[0]).mean())
 
 
+def timed(
+    run: rl.Run, engines: Any, ranks: Any, tasks: rl.Tasks, until: int, prompts: int, group: int, tokens: int
+) -> list[dict[str, float]]:
+    """Seconds of the run's steps up to ``until`` in all, from the end of one to the end of the next, and by phase; without the first."""
+    rows, last = [], time.perf_counter()
+    for step in run.steps(until, progress=False):
+        rollouts = engines.generate(tasks.batch(prompts), n=group, max_tokens=tokens, min_tokens=tokens, progress=False)
+        scored = rl.score(rollouts, one)
+        stats = ranks.update(rl.advantages(scored, "grpo"), loss="ppo_clip")
+        engines.sync(ranks)
+        run.log(step, scored, stats)
+        now = time.perf_counter()
+        row = run.metrics.iloc[-1]  # reading the log back is the benchmark's own cost
+        rows.append({"total": now - last} | {k.removeprefix("time/"): float(v) for k, v in row.items() if str(k).startswith("time/")})
+        rows[-1] |= {"tokens_per_s": rollouts.tokens_per_second, "update_tokens_per_s": float(row["update/tokens_per_second"])}
+        last = time.perf_counter()
+    return rows[1:]
+
+
 def measure(
     model: str, steps: int, prompts: int, group: int, tokens: int, *, gpus: bool, sampler: dict[str, Any], learner: dict[str, Any]
 ) -> dict[str, Any]:
     """Medians over ``steps`` steps: seconds in all and by phase, samples/s, overhead."""
-    rows, last = [], 0.0
     with tempfile.TemporaryDirectory() as storage:
         cluster = rl.connect("one_gpu" if gpus else "laptop", storage=storage, name="bench-step", dashboard=False)
         run = rl.Run("step", cluster, resume=False)
@@ -40,21 +58,9 @@ def measure(
         engines = run.sampler(model, **sampler)
         ranks = run.learner(model, lr=LR, **learner)
         started = time.monotonic() - begun
-        tasks = rl.load_tasks("word_problems")
-        for step in run.steps(steps + 1, progress=False):
-            rollouts = engines.generate(tasks.batch(prompts), n=group, max_tokens=tokens, min_tokens=tokens, progress=False)
-            scored = rl.score(rollouts, one)
-            stats = ranks.update(rl.advantages(scored, "grpo"), loss="ppo_clip")
-            engines.sync(ranks)
-            run.log(step, scored, stats)
-            now = time.perf_counter()
-            row = run.metrics.iloc[-1]  # reading the log back is the benchmark's own cost
-            rows.append({"total": now - last} | {k.removeprefix("time/"): float(v) for k, v in row.items() if str(k).startswith("time/")})
-            rows[-1] |= {"tokens_per_s": rollouts.tokens_per_second, "update_tokens_per_s": float(row["update/tokens_per_second"])}
-            last = time.perf_counter()
+        rows = timed(run, engines, ranks, rl.load_tasks("word_problems"), steps + 1, prompts, group, tokens)
         run.close()
         cluster.shutdown()
-    rows = rows[1:]
     phases = {k: statistics.median(r[k] for r in rows) for k in rows[0]}
     overhead = statistics.median(r["total"] - sum(r[k] for k in COUNTED) for r in rows)
     return {

@@ -14,38 +14,15 @@ import json
 import os
 import statistics
 import tempfile
-import time
-from typing import Any
 
 import machine
+import step
 import with_trl
 
 import rlkit as rl
 
 PROMPTS, GROUP, TOKENS = 16, 8, 32
 LR = 1e-4
-
-
-def one(prompt: rl.Prompt, sample: rl.Sample) -> float:
-    """A reward that costs nothing and has spread: the share of one token among the response's."""
-    return float((sample.tokens == sample.tokens[0]).mean())
-
-
-def rlkit_turn(run: rl.Run, sampler: Any, learner: Any, tasks: rl.Tasks, steps: int) -> list[dict[str, float]]:
-    """Seconds of each step by phase; ``total`` is wall time from the end of one step to the end of the next."""
-    out, last = [], time.perf_counter()
-    for step in run.steps(run.committed + 1 + steps, progress=False):
-        rollouts = sampler.generate(tasks.batch(PROMPTS), n=GROUP, max_tokens=TOKENS, min_tokens=TOKENS, progress=False)
-        scored = rl.score(rollouts, one)
-        stats = learner.update(rl.advantages(scored, "grpo"), loss="ppo_clip")
-        sampler.sync(learner)
-        run.log(step, scored, stats)
-        now = time.perf_counter()
-        row = run.metrics.iloc[-1]
-        reading = time.perf_counter() - now  # reading the log back is the benchmark's own cost
-        out.append({"total": now - last} | {k.removeprefix("time/"): float(v) for k, v in row.items() if str(k).startswith("time/")})
-        last = now + reading
-    return out[1:]
 
 
 def trl_turn(path: str, tasks: rl.Tasks, steps: int) -> list[float]:
@@ -84,12 +61,12 @@ def main() -> None:
         ours: list[dict[str, float]] = []
         theirs: list[float] = []
         for _ in range(args.rounds):
-            ours += rlkit_turn(run, sampler, learner, tasks, args.steps)
+            ours += step.timed(run, sampler, learner, tasks, run.committed + 1 + args.steps, PROMPTS, GROUP, TOKENS)
             theirs += trl_turn(path, tasks, args.steps)
         run.close()
         cluster.shutdown()
     ours_s, theirs_s = statistics.median(r["total"] for r in ours), statistics.median(theirs)
-    phases = {k: statistics.median(r[k] for r in ours) for k in ours[0]}
+    phases = {k: statistics.median(r[k] for r in ours) for k in ours[0] if not k.endswith("tokens_per_s")}
     overhead = statistics.median(r["total"] - r["rollout"] - r["forward_backward"] - r["optimizer"] for r in ours)
     result = {
         "shape": f"{PROMPTS} prompts x {GROUP} samples x {TOKENS} tokens",

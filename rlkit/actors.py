@@ -176,10 +176,7 @@ def wait(
         while pending:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise DeadlineError(
-                    f"Waited {timeout_s:g} s for {what}: {len(refs) - len(pending)} of {len(refs)} parts were done. "
-                    f"If it was only slow, raise {setting}."
-                )
+                raise overdue(what, timeout_s, len(refs) - len(pending), len(refs), setting)
             # fetch_local=False: waiting must not pull the data to the notebook.
             ready, pending = ray.wait(pending, num_returns=len(pending), timeout=min(POLL_S, left), fetch_local=False)
             if on_tick is not None:
@@ -192,6 +189,11 @@ def wait(
         if on_interrupt is not None:
             on_interrupt()
         raise
+
+
+def overdue(what: str, timeout_s: float, done: int, parts: int, setting: str) -> DeadlineError:
+    """The error of a wait that ran past its limit."""
+    return DeadlineError(f"Waited {timeout_s:g} s for {what}: {done} of {parts} parts were done. If it was only slow, raise {setting}.")
 
 
 def get(ref: Any, what: str) -> Any:

@@ -123,15 +123,22 @@ def lora_params(size: Size, spec: TrainSpec) -> int:
     return round(size.layers * spec.lora_rank * sum(sum(shapes[t]) for t in spec.lora_targets if t in shapes))
 
 
+def layer_numbers(hidden: float, heads: float, kv: float, mlp: float) -> float:
+    """Numbers a token that a decoder layer of norm, attention, norm and gated MLP keeps for its backward pass with fused kernels.
+
+    Inputs of norms and linear maps (4 h, attention output, MLP product), query and output of the attention, keys and values, gate and up.
+    """
+    return 4 * hidden + 3 * heads + 2 * kv + 3 * mlp
+
+
 def activation_bytes(size: Size, spec: TrainSpec) -> float:
     """Bytes that one micro-batch's forward pass keeps for the backward pass, and its logits; an estimate.
 
-    On a GPU a layer keeps, in numbers a token: inputs of norms and linear maps (4 h, h of the attention's output, the MLP's product),
-    query, keys, values and output of the attention, gate and up. ``gradient_checkpointing`` None counts as off.
+    On a GPU those of `layer_numbers`. ``gradient_checkpointing`` None counts as off.
     """
     tokens, h, gpu = spec.micro_batch_tokens, size.hidden, spec.gpus_per_rank > 0
     width = 2.0 if precision(spec) == "bfloat16" else 4.0
-    layer = 7.0 * h + 3.0 * mlp_width(size) + 2.0 * size.kv_heads * size.head_dim if gpu else 17.0 * h
+    layer = layer_numbers(h, h, size.kv_heads * size.head_dim, mlp_width(size)) if gpu else 17.0 * h
     extra = layer if gpu else 0.0  # a layer's gradients
     kept = (size.layers * h + layer if spec.gradient_checkpointing else size.layers * layer) + extra
     number = width if gpu else 2 * 4.0  # on a GPU the logits become their gradient in place; else both, in fp32

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 
 from rlkit.config import EngineSpec, TrainSpec
 from rlkit.errors import OutOfMemoryError
+from rlkit.footprint import BATCHED_TOKENS
 from rlkit.reprs import gib
 
 LEAST_TOKENS = 512  # below this a smaller micro-batch is no help: one sequence has as many
-BATCHED_TOKENS = 8192  # vLLM's own number on a GPU when max_num_batched_tokens is None
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNIT = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _VLLM_START = (

@@ -69,7 +69,7 @@ class Parts(Owner):
             engines = spec.engines or 1
             if not living or engines == (self._recorded("sampler", "engines") or 1):  # else they are refused by name
                 self._seats("sampler", max(0, engines - living), spec.cpus_per_engine, spec.gpus_per_engine)
-            made = self._parts["sampler"] = Sampler.start(model, spec, self, restart=restart)
+            made = self._parts["sampler"] = Sampler.start(model, spec, self)
         self._align()
         return made
 
@@ -115,7 +115,7 @@ class Parts(Owner):
                 self._end("reference-")
             living = sum(n.startswith("reference-") for n in self.ps())
             self._seats("reference", max(0, spec.actors - living), spec.cpus_per_actor, spec.gpus_per_actor)
-            made = self._parts["reference"] = Reference.start(model, spec, self, restart=restart)
+            made = self._parts["reference"] = Reference.start(model, spec, self)
         return made
 
     def _part(self, name: str, kind: Any, model: str | None, defaults: Any, settings: Mapping[str, Any], restart: bool) -> tuple[str, Any]:

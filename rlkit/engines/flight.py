@@ -13,7 +13,7 @@ from rlkit import actors
 from rlkit.config import SampleSpec
 from rlkit.engines import pool
 from rlkit.engines.crew import AGAIN, Crew
-from rlkit.errors import ActorDiedError, DeadlineError
+from rlkit.errors import ActorDiedError
 from rlkit.types import Prompt
 
 
@@ -68,10 +68,7 @@ class Flight:
         while pending:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise DeadlineError(
-                    f"Waited {timeout_s:g} s for {what}: {len(done)} of {len(done) + len(pending)} parts were done. "
-                    f"If it was only slow, raise {setting}."
-                )
+                raise actors.overdue(what, timeout_s, len(done), len(done) + len(pending), setting)
             ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=min(actors.POLL_S, left), fetch_local=False)
             if on_tick is not None:
                 on_tick(ready)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlkit.config import TrainSpec
-from rlkit.footprint import model_states
+from rlkit.footprint import layer_numbers, model_states
 from rlkit.zero.ds_config import CHUNK_BYTES, precision
 
 MARGIN = 0.92  # of the free memory that may be planned with; the rest is for fragments, NCCL and libraries
@@ -37,12 +37,11 @@ class Shape:
 def activation_bytes(shape: Shape, spec: TrainSpec, kernels: str, checkpointing: bool) -> float:
     """Bytes that one micro-batch keeps for its backward pass at the most, with its chunk of logits.
 
-    Counted tensor by tensor for a layer of norm, attention, norm, gated MLP, in numbers of 2 bytes a token: inputs of the linear maps
-    (2 h, attention output, MLP product), query, key, value and output of the attention, inputs of the norms, gate and up. Plain kernels
-    also keep the norms' fp32 copies (two of 2 h each a norm), both rotated halves and the activated gate.
+    Those of `layer_numbers`, in numbers of 2 bytes. Plain kernels also keep the norms' fp32 copies (two of 2 h each a norm), both rotated
+    halves and the activated gate.
     """
     tokens, width = spec.micro_batch_tokens, 2.0 if precision(spec) == "bfloat16" else 4.0
-    lean = 2 * shape.hidden + 2 * shape.heads + shape.mlp + shape.heads + 2 * shape.kv + 2 * shape.hidden + 2 * shape.mlp
+    lean = layer_numbers(shape.hidden, shape.heads, shape.kv, shape.mlp)
     layer = lean + (8 * shape.hidden + 2 * shape.heads + 2 * shape.kv + shape.mlp if kernels == "plain" else 0)
     kept = shape.layers * shape.hidden + 2 * layer if checkpointing else shape.layers * layer + layer  # one more: its gradients
     logits = min(CHUNK_BYTES, width * tokens * shape.vocab) if spec.logits_chunk is None else width * spec.logits_chunk * shape.vocab
