@@ -23,6 +23,7 @@ from rlkit.config import EngineSpec, TrainSpec
 from rlkit.errors import OutOfMemoryError
 from rlkit.footprint import BATCHED_TOKENS
 from rlkit.reprs import gib
+from rlkit.zero.ds_config import chunk_of
 
 LEAST_TOKENS = 512  # below this a smaller micro-batch is no help: one sequence has as many
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
@@ -95,7 +96,7 @@ def _smaller_cache(sampler: EngineSpec | None, start: bool = False) -> list[str]
 def _smaller_update(facts: Facts, learner: TrainSpec) -> list[str]:
     ways = []
     tokens = learner.micro_batch_tokens
-    chunk = min(learner.logits_chunk or 2048, tokens)
+    chunk = min(chunk_of(learner.logits_chunk, max(1, facts.vocab), learner.gpus_per_rank > 0), tokens)
     # A chunk's logits in 16 or 32 bit; an allocation within a tenth of that is one of them.
     sized = facts.vocab and any(0.9 <= facts.asked / (width * chunk * facts.vocab) <= 1.1 for width in (2, 4))
     if sized and chunk > 64:
