@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlkit import errors
 from rlkit.errors import ActorDiedError, DeadlineError, RlkitError, RunError
+
+if TYPE_CHECKING:
+    from rlkit.seats import Seat
 
 PREFIX = "rlkit-"
 POLL_S = 0.2
@@ -36,11 +39,12 @@ def spawn(
     max_concurrency: int | None = None,
     resources: Mapping[str, float] | None = None,
     node_id: str | None = None,
+    seat: Seat | None = None,
     **kwargs: Any,
 ) -> Any:
     """Start ``cls`` as a detached actor called ``name``; returns its handle at once, before the constructor has run.
 
-    ``spread`` asks Ray to use the nodes evenly; ``node_id`` pins the actor to one node.
+    ``spread`` asks Ray to use the nodes evenly; ``node_id`` pins the actor to one node, ``seat`` to cards that the run holds there.
 
     Methods decorated with ``@ray.method(concurrency_group="control")`` are answered while another method is running: stop flags,
     progress, liveness. All other methods run one at a time.
@@ -50,6 +54,8 @@ def spawn(
     """
     import ray
 
+    if seat is not None:
+        gpus, node_id, env = 0, seat.node_id, dict(env or {}) | seat.env
     options: dict[str, Any] = {
         "name": name,
         "namespace": space,

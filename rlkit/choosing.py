@@ -1,8 +1,10 @@
 """Settings that were left open, chosen from the cards, the cores and the model's size: no Ray, nothing is loaded.
 
-`choose` fills what is None or 0 and leaves what was set. On one card engines and ranks share it; when there are more cards than ranks,
-the ranks have theirs and the engines the others. They share awake when all fits at once with a useful cache, else engines sleep, and the
-learner's states move when even then the cache would be small.
+`choose` fills what is None or 0 and leaves what was set. Engines and ranks share all cards, one of each on every card: a synchronous loop
+works in one phase at a time, and so each phase has the whole cluster. Where a batch may be older than the learner (``max_lag``) they work
+at the same time, so each side has half of the cards to itself; and so it is when a number of ranks is set that leaves cards for engines.
+On a card that is shared both stay awake when all fits at once with a useful cache, else engines sleep, and the learner's states move when
+even then the cache would be small.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ S = TypeVar("S", EngineSpec, TrainSpec)
 def is_open(spec: EngineSpec | TrainSpec) -> bool:
     """Whether a spec leaves something for `choose` to fill."""
     if isinstance(spec, TrainSpec):
-        return spec.gpus_per_rank == 0 or spec.offload_between_turns is None or spec.gradient_checkpointing is None
+        return spec.ranks is None or spec.gpus_per_rank == 0 or spec.offload_between_turns is None or spec.gradient_checkpointing is None
     memory = spec.kv_cache_gib is not None or spec.gpu_memory_utilization is not None or spec.engine != "vllm"
     return not memory or spec.engines is None or spec.sleep_level is None or spec.gpus_per_engine == 0
 
@@ -58,12 +60,7 @@ def choose(
     Raises:
         ResourceError: it does not fit, or has no seat; see `rlkit.placement.plan`.
     """
-    cards = sum(int(n.gpus) for n in nodes)
-    if cards == 0:
-        sampler = _fill(sampler, engines=1, sleep_level=0)
-        learner = None if learner is None else _fill(learner, offload_between_turns=False)
-    else:
-        sampler, learner = _on_gpus(nodes, size, sampler, learner, cards, gpu_memory_gib)
+    sampler, learner = fill(nodes, size, sampler, learner, gpu_memory_gib)
     made = plan(
         nodes,
         size,
@@ -78,19 +75,33 @@ def choose(
     return sampler, learner, made
 
 
+def fill(
+    nodes: Sequence[Node], size: Size, sampler: EngineSpec, learner: TrainSpec | None, gpu_memory_gib: float | None
+) -> tuple[EngineSpec, TrainSpec | None]:
+    """The settings of `choose`, seats not yet looked for.
+
+    Raises:
+        ResourceError: engines would have no room for a cache.
+    """
+    cards = sum(int(n.gpus) for n in nodes)
+    if cards > 0:
+        return _on_gpus(nodes, size, sampler, learner, cards, gpu_memory_gib)
+    return _fill(sampler, engines=1, sleep_level=0), None if learner is None else _fill(learner, ranks=1, offload_between_turns=False)
+
+
 def _on_gpus(
     nodes: Sequence[Node], size: Size, sampler: EngineSpec, learner: TrainSpec | None, cards: int, gpu_memory_gib: float | None
 ) -> tuple[EngineSpec, TrainSpec | None]:
-    ranks = 0 if learner is None else learner.ranks
     tp = sampler.tensor_parallel_size
-    apart = learner is not None and (learner.gpus_per_rank >= 1 or (learner.gpus_per_rank == 0 and cards - ranks >= tp))
+    ranks, apart = (0, False) if learner is None else _ranks(sampler, learner, cards)
     shared = learner is not None and not apart
     engine_cards = max(1, cards - ranks if apart else cards) // tp * tp or tp
     engines = sampler.engines or engine_cards // tp
     per_card = max(1, -(-engines * tp // engine_cards))
     share = (0.5 if shared else 1.0) / per_card
-    sampler = _fill(sampler, engines=engines, gpus_per_engine=float(tp) if tp > 1 else _down(share))
+    sampler = _fill(sampler, engines=engines, gpus_per_engine=float(tp) if tp > 1 and not shared else _down(share))
     if learner is not None:
+        learner = _fill(learner, ranks=ranks)
         ranks_per_card = max(1, -(-ranks // cards))
         learner = _fill(learner, gpus_per_rank=1.0 if apart else _down(0.4 / ranks_per_card))
     if gpu_memory_gib is None or sampler.engine != "vllm":
@@ -101,6 +112,19 @@ def _on_gpus(
         learner = None if learner is None else _fill(learner, offload_between_turns=False)  # the ranks decide on checkpointing at start
         return _with_cache(sampler, size, per_card, card * (1 - MARGIN)), learner
     return _sharing(nodes, size, sampler, learner, per_card, card)
+
+
+def _ranks(sampler: EngineSpec, learner: TrainSpec, cards: int) -> tuple[int, bool]:
+    """How many ranks, and whether they have cards of their own."""
+    tp, ranks = sampler.tensor_parallel_size, learner.ranks
+    if ranks is not None:
+        return ranks, learner.gpus_per_rank >= 1 or (learner.gpus_per_rank == 0 and cards - ranks >= tp)
+    whole = learner.gpus_per_rank >= 1 or sampler.gpus_per_engine >= 1
+    together = learner.max_lag > 0 and not 0 < learner.gpus_per_rank < 1 and not 0 < sampler.gpus_per_engine < 1  # work at the same time
+    half = cards // 2 if sampler.engines is None else cards - sampler.engines * tp
+    if whole or (together and min(half, cards - half) >= 1 and cards - half >= tp):
+        return max(1, half), True
+    return cards, False
 
 
 def _sharing(
@@ -116,9 +140,8 @@ def _sharing(
         # Engines that stay awake live beside the fullest phase of the learner; those that sleep beside what it keeps during a rollout.
         beside = together * (ranks[0].phases["rollout"] if one.sleep_level else max(ranks[0].phases.values()))
         room = card * (1 - MARGIN) - beside
-        alone = (
-            card * (1 - MARGIN) - together * ranks[0].phases["update"] - per_card * probe.roles[0].phases["update"] * bool(one.sleep_level)
-        )
+        asleep = probe.roles[0].phases["update"] / one.tensor_parallel_size if one.sleep_level else 0.0
+        alone = card * (1 - MARGIN) - together * ranks[0].phases["update"] - per_card * asleep
         if alone >= 0 and room / per_card - _engine_without_cache(size, one) >= _wanted_cache(size, one, per_card, card):
             break
     return _with_cache(one, size, per_card, room), two

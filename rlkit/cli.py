@@ -192,7 +192,7 @@ def _ps(args: argparse.Namespace) -> int:
 
 
 def _kill(args: argparse.Namespace) -> int:
-    from rlkit import actors
+    from rlkit import actors, seats
 
     alive: set[str] = set()
     ended = False
@@ -202,6 +202,7 @@ def _kill(args: argparse.Namespace) -> int:
             if args.all or run == args.run:
                 space = actors.namespace(run)
                 actors.end(actors.started_with(space, ""))
+                seats.release(space)
                 print(f"ended {run} on {cluster.spec.name}: {', '.join(names)}")
                 ended = True
     if not ended and args.run is not None:

@@ -123,7 +123,7 @@ class EngineSpec(Spec):
     engine: str = "vllm"  # "vllm" | "hf"
     engines: int | None = None  # how many engine actors; None: placement's choice on GPUs, 1 on CPU
     cpus_per_engine: float = 1.0
-    gpus_per_engine: float = 0.0  # fractions share a GPU; 0 on a cluster with GPUs: placement chooses
+    gpus_per_engine: float = 0.0  # below 1: a share of each of its cards; 0 on a cluster with GPUs: placement chooses
     threads: int | None = None  # compute threads of an engine on CPU; None: cpus_per_engine rounded up
     dtype: str = "auto"  # "auto": float32 on CPU, bfloat16 on GPU | "float32" | "bfloat16" | "float16"
     seed: int = 0
@@ -166,7 +166,7 @@ class EngineSpec(Spec):
 class TrainSpec(Spec):
     """The learner: ZeRO ranks, optimizer, micro-batches."""
 
-    ranks: int = 1
+    ranks: int | None = None  # None: placement's choice on GPUs, 1 on CPU
     zero_stage: int = 2  # 0 none, 1 optimizer states, 2 + gradients, 3 + parameters (ZeRO, Rajbhandari et al. 2020)
     cpus_per_rank: float = 1.0
     gpus_per_rank: float = 0.0  # fractions share a GPU; 0 on a cluster with GPUs: placement chooses
@@ -201,6 +201,11 @@ class TrainSpec(Spec):
     deepspeed: Mapping[str, Any] = field(default_factory=dict)  # merged over the DeepSpeed config that rlkit makes
     start_timeout_s: float = 600.0
     update_timeout_s: float = 3600.0
+
+    @property
+    def world(self) -> int:
+        """How many ranks; 1 while that is open."""
+        return self.ranks or 1
 
     def __post_init__(self) -> None:
         self._check_types()

@@ -10,12 +10,15 @@ import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from rlkit.actors import namespace
 from rlkit.turns import Turns
+
+if TYPE_CHECKING:
+    from rlkit.seats import Seat
 
 
 class Stateful(Protocol):
@@ -65,6 +68,10 @@ class Owner:
     def event(self, kind: str, text: str, **facts: Any) -> None:
         """Say ``text`` to the reader. `Run` keeps it in the event log too, with ``facts``."""
         print(text, flush=True)
+
+    def seat(self, name: str) -> Seat | None:
+        """Where the actor of that name has to sit; None leaves it to Ray."""
+        return None
 
     def part(self, name: str) -> Any | None:
         """The owner's ``"learner"`` or other part, when it has one in this process."""

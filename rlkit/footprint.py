@@ -87,9 +87,15 @@ class Role:
     gpus: float
     host: Mapping[str, float]
     device: Mapping[str, float] = field(default_factory=dict)
+    cards: int = 1  # over which its GPUs are spread, when it has a share of each
     node: int = -1
     gpu_ids: tuple[int, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)  # bytes on its GPUs in each of `PHASES`
+
+    @property
+    def shares(self) -> bool:
+        """Whether it leaves room for others on each of its cards."""
+        return 0 < self.gpus < self.cards
 
     @property
     def parts(self) -> dict[str, float]:
@@ -100,7 +106,7 @@ def model_states(params: float, spec: TrainSpec, trainable: float | None = None)
     """Bytes of parameters, gradients and optimizer states on one rank; see the table above."""
     low = precision(spec) == "bfloat16" and spec.zero_stage > 0
     p, g, o = (2.0, 4.0, 12.0) if low else (4.0, 4.0, 8.0)
-    trained, n, stage = params if trainable is None else trainable, spec.ranks, spec.zero_stage
+    trained, n, stage = params if trainable is None else trainable, spec.world, spec.zero_stage
     return States(
         parameters=p * params / (n if stage >= 3 else 1),
         gradients=g * trained / (n if stage >= 2 else 1),
@@ -161,8 +167,11 @@ def buffer_bytes(size: Size, spec: TrainSpec) -> float:
 
 
 def gpus_of_engine(spec: EngineSpec) -> float:
-    """GPUs that one engine asks Ray for: at least one for each tensor-parallel part."""
-    return max(spec.gpus_per_engine, float(spec.tensor_parallel_size)) if spec.tensor_parallel_size > 1 else spec.gpus_per_engine
+    """GPUs of one engine: a share of as many cards as it has tensor-parallel parts, or at least one for each of them."""
+    parts, share = spec.tensor_parallel_size, spec.gpus_per_engine
+    if parts == 1:
+        return share
+    return share * parts if 0 < share < 1 else max(share, float(parts))
 
 
 def engine(index: int, size: Size, spec: EngineSpec, gpu_memory: float | None) -> Role:
@@ -179,7 +188,7 @@ def engine(index: int, size: Size, spec: EngineSpec, gpu_memory: float | None) -
     left = (CONTEXT + (0.0 if spec.enforce_eager else GRAPHS)) * spec.tensor_parallel_size  # what a sleeping engine still holds
     if spec.kv_cache_gib is not None:
         parts["KV cache"] = spec.kv_cache_gib * 2**30 * spec.tensor_parallel_size
-        parts["workspace"] = left + workspace_bytes(size, spec)
+        parts["workspace"] = left + workspace_bytes(size, spec) * spec.tensor_parallel_size
     elif gpu_memory is not None and spec.engine == "vllm":
         share = spec.gpu_memory_utilization or VLLM_GPU_SHARE
         parts["KV cache"] = max(0.0, share * gpu_memory * spec.tensor_parallel_size - weights)  # vLLM takes all of its share
@@ -187,7 +196,7 @@ def engine(index: int, size: Size, spec: EngineSpec, gpu_memory: float | None) -
     asleep = left if spec.sleep_level else awake
     phases = {"rollout": awake, "update": asleep, "sync": left + weights if spec.sleep_level else awake}
     host = {"weights asleep": weights} if spec.sleep_level == 1 else {}
-    return Role(f"engine-{index}", spec.cpus_per_engine, gpus, host, parts, phases=phases)
+    return Role(f"engine-{index}", spec.cpus_per_engine, gpus, host, parts, spec.tensor_parallel_size, phases=phases)
 
 
 def rank(index: int, size: Size, spec: TrainSpec) -> Role:

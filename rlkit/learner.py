@@ -54,6 +54,7 @@ class Learner:
         """
         from rlkit.zero import ds_config
 
+        spec = spec.but(ranks=spec.world)
         ds_config.make(spec, 1, 1)  # refuse bad DeepSpeed settings before anything starts
         model = models.absolute(model)
         living = actors.find(NAME, owner.namespace)
@@ -64,7 +65,8 @@ class Learner:
         from rlkit.zero.controller import Controller
 
         owner.turns.training()
-        controller = actors.spawn(Controller, NAME, owner.namespace, model, spec, owner.name)
+        seats = [owner.seat(f"rank-{i}") for i in range(spec.world)]
+        controller = actors.spawn(Controller, NAME, owner.namespace, model, spec, owner.name, seats)
         try:
             info = _wait(controller.start.remote(), "the learner to start", spec.start_timeout_s + _CONTROL_S, "TrainSpec.start_timeout_s")
         except BaseException:
@@ -273,8 +275,8 @@ class Learner:
         s, model = self.spec, self.info["model"]["name"]
         lora = f", LoRA rank {s.lora_rank}" if s.lora_rank else ""
         return (
-            f"Learner({model}, {self.info['parameters'] / 1e6:.3g}M parameters{lora}, ZeRO-{s.zero_stage} on {s.ranks} "
-            f"rank{'s' * (s.ranks > 1)}, policy version {self._version})"
+            f"Learner({model}, {self.info['parameters'] / 1e6:.3g}M parameters{lora}, ZeRO-{s.zero_stage} on {s.world} "
+            f"rank{'s' * (s.world > 1)}, policy version {self._version})"
         )
 
     def _repr_html_(self) -> str:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rlkit import actors, checkpoints
+from rlkit import actors, checkpoints, seats
 from rlkit.errors import ActorDiedError, RunBusyError
 from rlkit.lease import RENEW_S, Driver
 
@@ -109,6 +109,7 @@ class Ledger:
             if driver != self._driver and not driver.is_dead_for_sure():
                 raise RunBusyError(f"Run {self.name!r} is driven by {driver}; it cannot be set aside now.")
         actors.end(actors.started_with(space, ""))
+        seats.release(space)
 
 
 def _start(name: str, space: str, cluster: Any, seed: int, fresh: bool) -> Any:

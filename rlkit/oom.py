@@ -112,12 +112,12 @@ def _fewer_states(learner: TrainSpec) -> list[str]:
     ways = []
     if not learner.offload_optimizer and learner.zero_stage > 0:
         ways.append("set TrainSpec.offload_optimizer to True")
-    if learner.zero_stage < 3 and learner.ranks > 1:
+    if learner.zero_stage < 3 and learner.world > 1:
         ways.append("set TrainSpec.zero_stage to 3")
     elif learner.zero_stage < 3:
         ways.append("set TrainSpec.zero_stage to 3 and spread it over more TrainSpec.ranks")
     else:
-        ways.append(f"raise TrainSpec.ranks (now {learner.ranks}) over more GPUs")
+        ways.append(f"raise TrainSpec.ranks (now {learner.world}) over more GPUs")
     return ways
 
 

@@ -12,8 +12,10 @@ from rlkit import actors, cards, checkpoints, choosing, models
 from rlkit.config import EngineSpec, TrainSpec, as_plain
 from rlkit.context import Owner
 from rlkit.errors import ResourceError, RunError, SpecChangedError
+from rlkit.footprint import gpus_of_engine
 from rlkit.ledger import Ledger
-from rlkit.placement import Placement
+from rlkit.placement import Placement, plan
+from rlkit.seats import Seat, Seating
 
 if TYPE_CHECKING:
     from rlkit.learner import Learner
@@ -33,6 +35,7 @@ class Parts(Owner):
     def __init__(self, name: str, seed: int, cluster: Any) -> None:
         super().__init__(name, seed, cluster)
         self._parts: dict[str, Any] = {}
+        self._seating = Seating(self.namespace)
 
     @property
     def committed(self) -> int:
@@ -51,6 +54,9 @@ class Parts(Owner):
     def part(self, name: str) -> Any | None:
         return self._parts.get(name)
 
+    def seat(self, name: str) -> Seat | None:
+        return self._seating.of(name)
+
     # --- parts -----------------------------------------------------------------------------------------------------------------------
 
     def sampler(self, model: str | None = None, *, restart: bool = False, **settings: Any) -> Sampler:
@@ -65,10 +71,11 @@ class Parts(Owner):
         with self._making("sampler", model, spec, asked):
             if restart:
                 self._end("engine-")  # their seats are asked for below
+            held = self._seating.take(layout) if (layout := self._layout("sampler", model, spec)) else False
             living = sum(n.startswith("engine-") for n in self.ps())
             engines = spec.engines or 1
             if not living or engines == (self._recorded("sampler", "engines") or 1):  # else they are refused by name
-                self._seats("sampler", max(0, engines - living), spec.cpus_per_engine, spec.gpus_per_engine)
+                self._seats("sampler", max(0, engines - living), spec.cpus_per_engine, 0.0 if held else gpus_of_engine(spec))
             made = self._parts["sampler"] = Sampler.start(model, spec, self)
         self._align()
         return made
@@ -91,7 +98,8 @@ class Parts(Owner):
         with self._making("learner", model, spec, asked):
             if not alive:
                 self._end("learner", "rank-")  # also ranks whose controller died
-                self._seats("learner", spec.ranks, spec.cpus_per_rank, spec.gpus_per_rank)
+                held = self._seating.take(layout) if (layout := self._layout("learner", model, spec)) else False
+                self._seats("learner", spec.world, spec.cpus_per_rank, 0.0 if held else spec.gpus_per_rank)
             made = self._parts["learner"] = Learner.start(model, spec, self)
         if not alive and not first:
             try:
@@ -114,7 +122,8 @@ class Parts(Owner):
             if restart:
                 self._end("reference-")
             living = sum(n.startswith("reference-") for n in self.ps())
-            self._seats("reference", max(0, spec.actors - living), spec.cpus_per_actor, spec.gpus_per_actor)
+            held = self.seat("reference-0") is not None and 0 < spec.gpus_per_actor < 1
+            self._seats("reference", max(0, spec.actors - living), spec.cpus_per_actor, 0.0 if held else spec.gpus_per_actor)
             made = self._parts["reference"] = Reference.start(model, spec, self)
         return made
 
@@ -135,7 +144,9 @@ class Parts(Owner):
         return model, spec
 
     def placement(self, model: str | None = None) -> Placement:
-        """Where engines and ranks sit or would sit, with the memory predicted for each phase. ``model`` defaults to the run's.
+        """Where engines and ranks sit or would sit, with the memory predicted for each phase, and measured where the run has been.
+
+        ``model`` defaults to the run's.
 
         Raises:
             RunError: no model is given and the run has none yet.
@@ -157,7 +168,8 @@ class Parts(Owner):
         if known is not None and known["model"] == model and known.get("asked") == as_plain(asked):
             return type(asked).make(known["spec"])
         if not any(n.gpus for n in self.cluster.nodes) or not choosing.is_open(asked):
-            return asked  # on CPU what is open means 1 engine that stays awake, and a learner that stays where it is
+            # On CPU what is open means 1 engine that stays awake, and a learner of 1 rank that stays where it is.
+            return asked.but(ranks=asked.world) if isinstance(asked, TrainSpec) else asked
         sampler = asked if name == "sampler" else self._spec_of("sampler")
         learner = asked if name == "learner" else self._spec_of("learner")
         try:
@@ -172,6 +184,20 @@ class Parts(Owner):
         if filled:
             self.note(f"run.{name}: placement chose {', '.join(f'{k}={b!r}' for k, (_, b) in filled.items())}.\n{chosen[2]!r}")
         return spec
+
+    def _layout(self, name: str, model: str, spec: Any) -> Placement | None:
+        """Who sits where when a part is made of ``spec``; None on a cluster with less than two GPUs, where nothing is dealt."""
+        nodes = self.cluster.nodes
+        if sum(int(n.gpus) for n in nodes) < 2:
+            return None
+        sampler, learner = (spec, self._spec_of("learner")) if name == "sampler" else (self._spec_of("sampler"), spec)
+        size = cards.size_of(models.absolute(model), [n.id for n in nodes if n.gpus])
+        memory = self.cluster.gpu_memory_gib()
+        try:
+            sampler, learner = choosing.fill(nodes, size, sampler, learner, memory)
+        except ResourceError:  # the part that is still open may be made with other settings
+            sampler, learner = choosing.fill(nodes, size, sampler, choosing.leanest(learner), memory)
+        return plan(nodes, size, sampler, learner or TrainSpec(), gpu_memory_gib=memory, checked=False)
 
     def _choose(self, model: str, sampler: EngineSpec, learner: TrainSpec) -> tuple[EngineSpec, TrainSpec | None, Placement]:
         nodes = self.cluster.nodes

@@ -21,6 +21,7 @@ from typing import Any
 
 from rlkit.config import ClusterSpec, EngineSpec, TrainSpec
 from rlkit.errors import AuthError, ConfigError, ConnectError, ResourceError, VersionMismatchError
+from rlkit.footprint import gpus_of_engine
 
 USUAL_PORTS = "6379 is usually Ray itself (host:port), 10001 the Ray Client (ray://host:port), 8265 the dashboard"
 TOKEN_PLACES = "the setting token_path, RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token"
@@ -206,19 +207,19 @@ def check_resources(spec: ClusterSpec, nodes: Sequence[Node], where: str) -> Non
         (spec.num_gpus or 0 if spec.address == "local" else 0, gpus, "GPUs", "num_gpus"),
     ]
     if (s, t) != (EngineSpec(), TrainSpec()):  # a config that says nothing about them asks for nothing
-        per_engine = max(s.gpus_per_engine, s.tensor_parallel_size if s.tensor_parallel_size > 1 else 0)
+        per_engine = gpus_of_engine(s)
         rows += [
             (
-                (s.engines or 1) * s.cpus_per_engine + t.ranks * t.cpus_per_rank,
+                (s.engines or 1) * s.cpus_per_engine + t.world * t.cpus_per_rank,
                 cpus,
                 "CPUs",
-                f"{s.engines or 1} engines x {s.cpus_per_engine:g} + {t.ranks} ranks x {t.cpus_per_rank:g}",
+                f"{s.engines or 1} engines x {s.cpus_per_engine:g} + {t.world} ranks x {t.cpus_per_rank:g}",
             ),
             (
-                (s.engines or 1) * per_engine + t.ranks * t.gpus_per_rank,
+                (s.engines or 1) * per_engine + t.world * t.gpus_per_rank,
                 gpus,
                 "GPUs",
-                f"{s.engines or 1} engines x {per_engine:g} + {t.ranks} ranks x {t.gpus_per_rank:g}",
+                f"{s.engines or 1} engines x {per_engine:g} + {t.world} ranks x {t.gpus_per_rank:g}",
             ),
         ]
     short = [f"{asked:g} {unit} asked for ({why}), {there:.4g} there" for asked, there, unit, why in rows if asked > there + 1e-6]

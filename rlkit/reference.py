@@ -90,7 +90,7 @@ class Reference:
         if restart:
             actors.end(living)
             living = []
-        handles = living or [_spawn(model, spec, i, owner.namespace) for i in range(spec.actors)]
+        handles = living or [_spawn(model, spec, i, owner) for i in range(spec.actors)]
         try:
             info = actors.wait(
                 [h.start.remote() for h in handles],
@@ -186,19 +186,20 @@ def _info(handle: Any) -> dict[str, Any] | None:
         return None
 
 
-def _spawn(model: str, spec: ReferenceSpec, index: int, space: str) -> Any:
+def _spawn(model: str, spec: ReferenceSpec, index: int, owner: Owner) -> Any:
     from rlkit.zero.frozen import Frozen
 
     env = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"} | ({} if spec.gpus_per_actor > 0 else actors.cpu_environment(spec.n_threads))
     return actors.spawn(
         Frozen,
         f"{NAME}{index}",
-        space,
+        owner.namespace,
         model,
         spec,
         index,
         cpus=spec.cpus_per_actor,
         gpus=spec.gpus_per_actor,
+        seat=owner.seat(f"{NAME}{index}") if 0 < spec.gpus_per_actor < 1 else None,
         env=env,
         spread=spec.actors > 1,
     )

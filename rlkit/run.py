@@ -16,14 +16,16 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlkit import actors, checkpoints, memory
+from rlkit import actors, checkpoints, memory, seats
 from rlkit.context import Stateful
 from rlkit.errors import ConfigError, RunError, SpecChangedError
 from rlkit.ledger import Ledger
 from rlkit.parts import Parts
+from rlkit.placement import Placement, measured_of
 from rlkit.types import Batch, Scored, UpdateStats
 
 if TYPE_CHECKING:
@@ -194,6 +196,9 @@ class Run(Parts):
         self._events += self.ledger.call("read", len(self._events))
         return self._events
 
+    def placement(self, model: str | None = None) -> Placement:
+        return replace(super().placement(model), measured=measured_of(self.events))
+
     @property
     def metrics(self) -> pd.DataFrame:
         """One row a complete step, one column a metric, indexed by step."""
@@ -264,6 +269,7 @@ class Run(Parts):
         self.ledger.stop()
         self._closed = True
         self._end("")
+        seats.release(self.namespace)
         self._parts.clear()
         self.step = None
         _open.pop(self.name, None)

@@ -46,7 +46,7 @@ class Sampler:
             DeadlineError: not started within ``spec.start_timeout_s``.
         """
         owner.turns.clear_learner()
-        handles, info = pool.start(model, spec, owner.namespace, restart=restart, version=version)
+        handles, info = pool.start(model, spec, owner, restart=restart, version=version)
         return cls(handles, info, spec, owner)
 
     @property

@@ -50,7 +50,7 @@ class Crew:
         self.handles.pop(at)
         gone = self.info.pop(at)
         actors.end([handle])  # it is dead for us: an engine that only lost its connection must not hold the name or the GPU
-        made = pool.replace(gone["model"], self.spec, gone["index"], self.owner.namespace, 0 if gone["version"] == 0 else None)
+        made = pool.replace(gone["model"], self.spec, gone["index"], self.owner, 0 if gone["version"] == 0 else None)
         self.coming.append(Coming(gone["index"], made, made.start.remote(), begun))
         name = f"engine-{gone['index']}"
         text = f"{name} died: {moved}; its replacement is starting. ({why[:200]})"

@@ -8,17 +8,19 @@ from typing import Any
 
 from rlkit import actors, models
 from rlkit.config import EngineSpec, as_plain
+from rlkit.context import Owner
 from rlkit.engines import engine_class
 from rlkit.engines.settings import environment
 from rlkit.errors import ActorDiedError, DeadlineError, SpecChangedError
+from rlkit.footprint import gpus_of_engine
 
 NAME_FREE_S = 10.0
 ON_DRIVER = ("start_timeout_s", "rollout_timeout_s", "sync_timeout_s")  # settings that an engine does not depend on
 
 
-def start(model: str, spec: EngineSpec, space: str, *, restart: bool, version: int | None) -> tuple[list[Any], list[dict[str, Any]]]:
-    """The handles of all engines of ``spec`` in namespace ``space``, and what each says of itself; see `rlkit.sampler.Sampler.start`."""
-    model = models.absolute(model)
+def start(model: str, spec: EngineSpec, owner: Owner, *, restart: bool, version: int | None) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The handles of all engines of ``spec`` that ``owner`` has, and what each says of itself; see `rlkit.sampler.Sampler.start`."""
+    model, space = models.absolute(model), owner.namespace
     living = {n: h for n in actors.names(space) if n.startswith("engine-") and (h := actors.find(n, space)) is not None}
     if restart:
         actors.end(list(living.values()))
@@ -37,7 +39,7 @@ def start(model: str, spec: EngineSpec, space: str, *, restart: bool, version: i
                 living[name].abort.remote(None)
                 handles.append(living[name])
             else:
-                fresh.append(_spawn(model, spec, i, space, as_others))
+                fresh.append(_spawn(model, spec, i, owner, as_others))
                 handles.append(fresh[-1])
         info = actors.wait(
             [h.start.remote() for h in handles],
@@ -51,32 +53,32 @@ def start(model: str, spec: EngineSpec, space: str, *, restart: bool, version: i
     return handles, info
 
 
-def replace(model: str, spec: EngineSpec, index: int, space: str, version: int | None) -> Any:
+def replace(model: str, spec: EngineSpec, index: int, owner: Owner, version: int | None) -> Any:
     """The handle of a new engine in the place of one that died, at once; `Engine.start` is not called yet.
 
     Raises:
         DeadlineError: the dead engine's name was not free within `NAME_FREE_S`.
     """
     deadline = time.monotonic() + NAME_FREE_S
-    while actors.find(f"engine-{index}", space) is not None:
+    while actors.find(f"engine-{index}", owner.namespace) is not None:
         if time.monotonic() > deadline:
             raise DeadlineError(f"Waited {NAME_FREE_S:g} s for the name of engine-{index}, which died, to be free again.")
         time.sleep(0.05)
-    return _spawn(model, spec, index, space, version)
+    return _spawn(model, spec, index, owner, version)
 
 
-def _spawn(model: str, spec: EngineSpec, index: int, space: str, version: int | None) -> Any:
-    whole_gpus = spec.gpus_per_engine > 0 and spec.tensor_parallel_size > 1
+def _spawn(model: str, spec: EngineSpec, index: int, owner: Owner, version: int | None) -> Any:
     return actors.spawn(
         engine_class(spec.engine),
         f"engine-{index}",
-        space,
+        owner.namespace,
         model,
         spec,
         index,
         version,
         cpus=spec.cpus_per_engine,
-        gpus=max(spec.gpus_per_engine, float(spec.tensor_parallel_size)) if whole_gpus else spec.gpus_per_engine,
+        gpus=gpus_of_engine(spec) if spec.gpus_per_engine > 0 else 0.0,
+        seat=owner.seat(f"engine-{index}"),
         env=environment(spec),
         spread=(spec.engines or 1) > 1,
     )

@@ -29,6 +29,7 @@ from rlkit.errors import (
     StaleBatchError,
 )
 from rlkit.losses import Objective
+from rlkit.seats import Seat
 from rlkit.types import UpdateStats
 from rlkit.weights import WeightManifest
 from rlkit.zero import packing, rank, work
@@ -42,8 +43,8 @@ MEASURED = ("update", "forward_backward", "optim_step", "logprobs", "publish_wei
 class Controller:
     """Policy version, optimizer steps and the ranks of one learner."""
 
-    def __init__(self, model: str, spec: TrainSpec, run: str) -> None:
-        self.model, self.spec, self.run = {"asked": model}, spec, run
+    def __init__(self, model: str, spec: TrainSpec, run: str, seats: Sequence[Seat | None]) -> None:
+        self.model, self.spec, self.run, self._seats = {"asked": model}, spec, run, seats
         self._ranks: list[Any] = []
         self._facts: dict[str, Any] = {}
         self._version = 0
@@ -108,9 +109,10 @@ class Controller:
                     spec,
                     cpus=spec.cpus_per_rank,
                     gpus=spec.gpus_per_rank,
+                    seat=seat,
                     env=rank.environment(spec),
                 )
-                for i in range(spec.ranks)
+                for i, seat in enumerate(self._seats)
             ]
             places = self._wait(
                 "the ranks to start", [h.where.remote() for h in self._ranks], spec.start_timeout_s, "TrainSpec.start_timeout_s"
@@ -195,7 +197,7 @@ class Controller:
         with self._doing("logprobs", whole=True):
             rows = packing.rows_of(job.shard_sizes, job.prompt_lengths, job.lengths)
             tokens_shard = np.bincount(rows.shard, weights=rows.totals, minlength=len(job.shards)).astype(np.int64)
-            owned = packing.partition(tokens_shard, self.spec.ranks)  # whole shards, so that each rank writes whole arrays
+            owned = packing.partition(tokens_shard, self.spec.world)  # whole shards, so that each rank writes whole arrays
             mine_R = [rows.take(np.flatnonzero(np.isin(rows.shard, own) & (rows.lengths > 0))) for own in owned]
             varlen = self._planned().packing == "varlen"
             micro_R = [packing.group(r.totals, self.spec.micro_batch_tokens, varlen) for r in mine_R]
@@ -320,7 +322,7 @@ class Controller:
                 self._memory = {k: v for i, one in enumerate(held) for k, v in memory.named(f"rank-{i}", one).items()}
             return found
         except OutOfMemoryError as error:
-            if self.spec.ranks == 1 or what == "place":
+            if self.spec.world == 1 or what == "place":
                 self._count_partial()
                 raise
             self._break(f"OutOfMemoryError: {error}")  # the others may be waiting for this rank in a collective

@@ -72,7 +72,7 @@ def make(spec: TrainSpec, n_params: int, largest: int) -> dict[str, Any]:
         "stage": stage,
         "overlap_comm": False,
         "contiguous_gradients": True,
-        "reduce_scatter": spec.ranks > 1,
+        "reduce_scatter": spec.world > 1,
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,
     }
@@ -84,7 +84,7 @@ def make(spec: TrainSpec, n_params: int, largest: int) -> dict[str, Any]:
             "stage3_param_persistence_threshold": 10**5,
         }
     # torch rounds page-locked memory up to a power of two and copies into it: a large model's states would take it all.
-    pinned = spec.gpus_per_rank > 0 and 4 * n_params / spec.ranks < _PINNED_BYTES
+    pinned = spec.gpus_per_rank > 0 and 4 * n_params / spec.world < _PINNED_BYTES
     if spec.offload_optimizer and stage > 0:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned}
     if spec.offload_param:

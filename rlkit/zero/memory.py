@@ -56,7 +56,7 @@ def state_bytes(params: int, trained: int, spec: TrainSpec) -> float:
         total -= states.optimizer
     if spec.offload_param:
         total -= states.parameters
-    return total + 2.0 * trained / (spec.ranks if spec.zero_stage >= 3 else 1)  # a backward pass's own gradients, before they are added
+    return total + 2.0 * trained / (spec.world if spec.zero_stage >= 3 else 1)  # a backward pass's own gradients, before they are added
 
 
 def checkpointing_needed(config: Any, spec: TrainSpec, params: int, trained: int, kernels: str, free: int) -> tuple[bool, str]:

@@ -54,7 +54,7 @@ class Rank:
 
         spec, found = self.spec, resolve(self.model)  # on this rank's node
         self.path = str(found.path)
-        engine.join(self.rank, spec.ranks, address, spec.gpus_per_rank > 0, max(60.0, spec.update_timeout_s))
+        engine.join(self.rank, spec.world, address, spec.gpus_per_rank > 0, max(60.0, spec.update_timeout_s))
         with oom.explained("start", f"rank-{self.rank}", learner=spec):
             self.engine = engine.Engine(self.path, spec)
             offload.share_gradients(self.engine)

@@ -151,7 +151,7 @@ def plan(work: Work, objective: Objective, spec: TrainSpec, version: int, steps:
     rows = packing.rows_of(work.shard_sizes, work.prompt_lengths, work.lengths, work.keep)
     advantages = work.advantages[work.keep].reshape(-1)
     count, epochs = (spec.minibatches, spec.epochs) if steps else (1, 1)
-    shares_R: list[list[Share]] = [[] for _ in range(spec.ranks)]
+    shares_R: list[list[Share]] = [[] for _ in range(spec.world)]
     unpadded = packing_of(spec) == "varlen"
     rounds = real = padded = 0
     for part in packing.minibatches(len(rows), count, derive_seed(spec.seed, version)):
@@ -159,7 +159,7 @@ def plan(work: Work, objective: Objective, spec: TrainSpec, version: int, steps:
         weights = token_weights(part_rows.lengths, objective.aggregate, work.max_tokens)
         # A sample without a token counts in the normaliser and has nothing to compute.
         filled = np.flatnonzero(part_rows.lengths > 0)
-        split = [filled[s] for s in packing.partition(part_rows.totals[filled], spec.ranks)]
+        split = [filled[s] for s in packing.partition(part_rows.totals[filled], spec.world)]
         micro_R = [packing.group(part_rows.totals[s], spec.micro_batch_tokens, unpadded) for s in split]
         most = max(len(m) for m in micro_R)
         rounds += most

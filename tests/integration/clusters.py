@@ -46,8 +46,8 @@ def kernel_env(home: Path, **more: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def two_nodes(folder: Path, cpus_per_node: int = 4, object_store_mib: int = 128) -> Iterator[TwoNodes]:
-    """Start a head and a worker node, end both with everything on them afterwards."""
+def two_nodes(folder: Path, cpus_per_node: int = 4, object_store_mib: int = 128, gpus_per_node: int = 0) -> Iterator[TwoNodes]:
+    """Start a head and a worker node, end both with everything on them afterwards. Ray believes in ``gpus_per_node`` without looking."""
     folder.mkdir(parents=True, exist_ok=True)
     temp = Path(tempfile.mkdtemp(prefix="rlkit-2n-"))  # short, for the sockets below it
     (temp / localhead.SHIM_NAME).write_text(localhead.SHIM)
@@ -67,7 +67,7 @@ def two_nodes(folder: Path, cpus_per_node: int = 4, object_store_mib: int = 128)
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *options: str, **env: str) -> None:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-gpus=0", *each, *options]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--num-gpus={gpus_per_node}", *each, *options]
         with open(folder / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
                 command,

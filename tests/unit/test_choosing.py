@@ -65,7 +65,7 @@ def test_a_large_learner_makes_the_engine_sleep_and_then_moves_itself():
 
 def test_what_is_set_stays():
     asked = EngineSpec(engines=2, gpus_per_engine=0.2, kv_cache_gib=3.0, sleep_level=1)
-    train = TrainSpec(gpus_per_rank=0.3, offload_between_turns=False, gradient_checkpointing=False)
+    train = TrainSpec(ranks=1, gpus_per_rank=0.3, offload_between_turns=False, gradient_checkpointing=False)
     sampler, learner, made = choose([node(1)], SMALL, asked, train, CARD)
     assert (sampler, learner) == (asked, train)
     assert not is_open(sampler)
@@ -99,6 +99,36 @@ def test_ranks_have_cards_of_their_own_where_there_are_enough():
     assert [r.name for r in made.roles] == ["engine-0"]
     assert alone.kv_cache_gib is not None
     assert alone.kv_cache_gib > 0.75 * CARD
+
+
+def test_two_cards_are_shared_by_all_when_phases_take_turns():
+    sampler, learner, made = choose([node(2, cpus=32)], SMALL, EngineSpec(max_model_len=1024), TrainSpec(), CARD)
+    assert learner is not None
+    assert (sampler.engines, sampler.gpus_per_engine, learner.ranks, learner.gpus_per_rank) == (2, 0.5, 2, 0.4)
+    assert [(r.name, r.gpu_ids) for r in made.roles] == [("engine-0", (0,)), ("engine-1", (1,)), ("rank-0", (0,)), ("rank-1", (1,))]
+    assert made.spread == {0: (0, 1)}
+    # One engine over both cards: a share of each.
+    both, learner, made = choose([node(2, cpus=32)], SEVEN, EngineSpec(tensor_parallel_size=2, max_model_len=1024), TrainSpec(), CARD)
+    assert learner is not None
+    assert (both.engines, both.gpus_per_engine, learner.ranks) == (1, 0.5, 2)
+    assert [(r.name, r.gpus, r.gpu_ids) for r in made.roles] == [("engine-0", 1.0, (0, 1)), ("rank-0", 0.4, (0,)), ("rank-1", 0.4, (1,))]
+    assert max(made.peaks().values()) <= CARD * GIB
+
+
+@pytest.mark.parametrize(
+    ("engine", "train", "seats"),
+    [
+        ({}, {"max_lag": 1}, {"engine-0": (0,), "rank-0": (1,)}),  # both sides work at the same time
+        ({}, {"ranks": 1}, {"engine-0": (0,), "rank-0": (1,)}),  # a card is left for an engine
+        ({}, {"gpus_per_rank": 1}, {"engine-0": (0,), "rank-0": (1,)}),
+        ({"gpus_per_engine": 1}, {}, {"engine-0": (0,), "rank-0": (1,)}),
+        ({}, {"max_lag": 1, "gpus_per_rank": 0.4}, {"engine-0": (0,), "engine-1": (1,), "rank-0": (0,), "rank-1": (1,)}),
+        ({"tensor_parallel_size": 2}, {"max_lag": 1}, {"engine-0": (0, 1), "rank-0": (0,), "rank-1": (1,)}),  # no card left to be apart
+    ],
+)
+def test_two_cards_apart(engine, train, seats):
+    _, _, made = choose([node(2, cpus=32)], SMALL, EngineSpec.make(engine, max_model_len=1024), TrainSpec.make(train), CARD)
+    assert {r.name: r.gpu_ids for r in made.roles} == seats
 
 
 def test_without_the_memory_of_a_card_only_seats_are_chosen():

@@ -16,6 +16,7 @@ FULL = oom.Facts(asked=2 * GIB, allocated=60 * GIB, reserved=70 * GIB, free=1 * 
 
 
 LOGITS = oom.Facts(asked=2048 * 32_000 * 4, vocab=32_000)  # 2,048 tokens x 32,000 words x 4 bytes: a chunk's logits
+WIDE = TrainSpec(gpus_per_rank=1, micro_batch_tokens=65536)
 LARGE = oom.Facts(asked=19_456 * 32_000 * 2, vocab=32_000)
 OTHER = oom.Facts(asked=2048 * 32_000 * 3, vocab=32_000)
 CHUNK = TrainSpec(logits_chunk=2048)
@@ -37,7 +38,14 @@ STEP = EngineSpec(kv_cache_gib=4, max_num_batched_tokens=2048)
         ("backward", None, CHUNK, LOGITS, "logits_chunk (now 2048) to 512", ["micro_batch_tokens"]),
         ("backward", None, CHUNK, OTHER, "micro_batch_tokens", []),
         # On a GPU the chunk is as many rows as 1.25 GB of 16-bit logits: 19,456 of them, and not 2,048.
-        ("backward", None, TrainSpec(gpus_per_rank=1, micro_batch_tokens=65536), LARGE, "logits_chunk (now 19456) to 4864", ["micro_batch_tokens (now 65536)"]),
+        (
+            "backward",
+            None,
+            TrainSpec(gpus_per_rank=1, micro_batch_tokens=65536),
+            LARGE,
+            "logits_chunk (now 19456) to 4864",
+            ["micro_batch_tokens (now 65536)"],
+        ),
         ("backward", None, TrainSpec(gpus_per_rank=1), LOGITS, "micro_batch_tokens", []),
         ("forward", None, TIGHT, FULL, "offload_optimizer", ["zero_stage"]),
         ("forward", None, LAST, FULL, "ranks (now 2)", []),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rlkit.config import EngineSpec, TrainSpec
 from rlkit.errors import ResourceError
 from rlkit.footprint import activation_bytes, lora_params, model_states
 from rlkit.models import ModelSize
-from rlkit.placement import plan
+from rlkit.placement import Measured, deal, measured_of, plan
 from rlkit.preflight import Node
 
 GIB = 2**30
@@ -99,6 +101,55 @@ def test_whole_gpus_are_apart_and_fractions_share():
     shared = plan([gpu_node(2)], BILLION, engine, TrainSpec(ranks=2, gpus_per_rank=0.4), gpu_memory_gib=80)
     assert [r.gpu_ids for r in shared.roles] == [(0,), (1,), (0,), (1,)]
     assert shared.colocated
+
+
+@pytest.mark.parametrize(
+    ("cards", "shares", "seats"),
+    [
+        # All fits on one card: it is the one that Ray takes too.
+        (2, [("engine-0", 0.2, 1), ("engine-1", 0.2, 1), ("rank-0", 0.4, 1)], {"engine-0": (0,), "engine-1": (0,), "rank-0": (0,)}),
+        (2, [("engine-0", 0.5, 1), ("engine-1", 0.5, 1), ("rank-0", 0.4, 1)], {"engine-0": (0,), "engine-1": (1,), "rank-0": (0,)}),
+        (2, [("engine-0", 0.5, 2), ("rank-0", 0.4, 1), ("rank-1", 0.4, 1)], {"engine-0": (0, 1), "rank-0": (0,), "rank-1": (1,)}),
+        (4, [(f"engine-{i}", 0.5, 2) for i in range(2)], {"engine-0": (0, 1), "engine-1": (0, 1)}),
+        (1, [("engine-0", 0.5, 2)], None),
+        (1, [("engine-0", 0.6, 1), ("engine-1", 0.6, 1)], None),
+        (3, [], {}),
+    ],
+)
+def test_shares_are_dealt_over_the_fewest_cards(cards, shares, seats):
+    dealt = deal([(0, i) for i in range(cards)], shares)
+    assert dealt == (None if seats is None else {name: tuple((0, i) for i in found) for name, found in seats.items()})
+
+
+def test_an_engine_over_several_cards_stays_on_one_node():
+    cards = [(0, 0), (1, 0), (1, 1)]
+    assert deal(cards[:2], [("engine-0", 0.5, 2)]) is None
+    for found in (cards, cards[1:]):
+        assert deal(found, [("engine-0", 0.5, 2)]) == {"engine-0": ((1, 0), (1, 1))}
+
+
+def test_the_table_shows_what_was_measured_beside_what_was_predicted():
+    engine, train = EngineSpec(engines=2, gpus_per_engine=0.5, kv_cache_gib=4), TrainSpec(ranks=2, gpus_per_rank=0.4)
+    made = plan([gpu_node(2)], BILLION, engine, train, gpu_memory_gib=80)
+    assert "measured" not in repr(made)
+    seen = replace(made, measured={"rank-1": {"update": Measured(12.5 * GIB, 40 * GIB)}})
+    rows = {(r[0], r[1]): r[4] for r in seen.rows()}
+    assert "(12.5 GiB measured)" in rows["rank-1", "gpu GPU 1"]
+    assert "(40.0 GiB measured)" in rows["all of it", "gpu GPU 1"]
+    assert "measured" not in rows["rank-0", "gpu GPU 0"] + rows["all of it", "gpu GPU 0"]
+    assert "12.5 GiB measured" in seen._repr_html_()
+
+
+def test_what_a_run_measured_is_the_most_of_its_own_phases():
+    def phase(name, held, card, role="rank-0"):
+        return {"kind": "phase", "phase": name, f"memory/{role}/reserved_gib": held, f"memory/{role}/card_gib": card}
+
+    events = [phase("update", 3, 9), phase("update", 5, 8), phase("evaluation/rollout", 50, 50), {"kind": "note", "text": ""}]
+    events += [phase("rollout", 7, 9, "engine-0"), {"kind": "phase", "phase": "rollout", "memory/engine-0/rss_gib": 4.0}]
+    assert measured_of(events) == {
+        "rank-0": {"update": Measured(5 * GIB, 9 * GIB)},
+        "engine-0": {"rollout": Measured(7 * GIB, 9 * GIB)},
+    }
 
 
 def test_tensor_parallel_engine_takes_whole_gpus_of_one_node():
