@@ -40,17 +40,27 @@ class TokenInputs:
     lengths: torch.Tensor  # (n_samples,) int64, response tokens
 
 
-def ppo_clip(t: TokenInputs, *, clip_low: float = 0.2, clip_high: float = 0.2) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def ppo_clip(
+    t: TokenInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, tis_cap: float = 0.0
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` with ``r = exp(logprob - old_logprob)``, token by token.
 
     PPO (Schulman et al. 2017) eq. 7. With ``clip_high > clip_low`` it is the "clip-higher" of DAPO (Yu et al. 2025) eq. 8.
+
+    With ``tis_cap`` above 0 the whole is multiplied by ``min(exp(old_logprob - sampler_logprob), tis_cap)``, for samples of an older
+    policy version than the learner's: the decoupled objective of Hilton et al. 2022 (eq. 4), its weight cut off as in IMPALA
+    (Espeholt et al. 2018, eq. 1). The sampler's log-probs must have been recorded.
     """
     import torch
 
     ratio = (t.logprobs - t.old_logprobs).exp()
     plain = ratio * t.advantages
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * t.advantages
-    return -torch.minimum(plain, clipped), {"clip_fraction": (clipped < plain).float(), "ratio_max": ratio.detach()}
+    loss, metrics = -torch.minimum(plain, clipped), {"clip_fraction": (clipped < plain).float(), "ratio_max": ratio.detach()}
+    if tis_cap > 0:
+        weight = (t.old_logprobs - t.sampler_logprobs).exp().clamp(max=tis_cap).detach()
+        loss, metrics = loss * weight, metrics | {"tis_weight": weight}
+    return loss, metrics
 
 
 def reinforce(t: TokenInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,11 @@ class Meter:
 def named(role: str, found: Mapping[str, float]) -> dict[str, float]:
     """A `Meter`'s numbers as an event holds them: ``memory/rank-0/allocated_gib`` ..."""
     return {f"memory/{role}/{key}": value for key, value in found.items()}
+
+
+def of_engines(replies: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The engines' memory as a phase event holds it."""
+    return {k: v for i, reply in enumerate(replies) for k, v in named(f"engine-{i}", reply["memory"]).items()}
 
 
 def step_metrics(phases: Iterable[Mapping[str, Any]]) -> dict[str, float]:

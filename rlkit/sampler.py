@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +17,8 @@ from rlkit.engines import pool
 from rlkit.engines.crew import AGAIN, Crew
 from rlkit.engines.delivery import Delivery
 from rlkit.engines.flight import Flight
-from rlkit.engines.progress import Progress
 from rlkit.errors import ActorDiedError, ConfigError, RlkitError, RolloutError, SyncError, TooLongError
+from rlkit.pending import PendingRollouts
 from rlkit.types import Prompt, Rollouts
 from rlkit.weights import SyncStats
 
@@ -31,6 +31,7 @@ class Sampler:
         self._crew = Crew(self._handles, self._info, spec, owner)
         self._delivery = Delivery(self._crew)
         self._learner: Any = None  # of the last sync
+        self._under_way: weakref.WeakSet[PendingRollouts] = weakref.WeakSet()
         owner.turns.sampler = self
 
     @classmethod
@@ -100,43 +101,42 @@ class Sampler:
             ActorDiedError: engines died twice with the same prompts, or the last one did and the learner has other weights by now.
             DeadlineError: not done within ``EngineSpec.rollout_timeout_s``.
         """
-        spec = (sampling or SampleSpec()).but(n=n, **settings)
-        asked = as_prompts(prompts)
+        asked, spec = as_prompts(prompts), (sampling or SampleSpec()).but(n=n, **settings)
         with self._owner.phase("rollout") as facts:
             self._owner.turns.rollout(self)
-            begun = time.monotonic()
-            seeds = prompt_seeds(self._owner.call_seed() if spec.seed is None else spec.seed, first + len(asked))[first:]
-            version = self.version
-            self._welcome(version)
-            if not self._handles:
-                self._relieve(version)
-            flight = Flight(self._crew, asked, spec, seeds)
-            ticker = Progress(self._handles, flight.call, len(asked) * spec.n) if progress else None
-            try:
-                shards, summaries = flight.land(
-                    what=f"{len(asked)} x {spec.n} responses from {len(flight.pieces)} engine(s)",
-                    timeout_s=self._spec.rollout_timeout_s,
-                    setting="EngineSpec.rollout_timeout_s",
-                    on_tick=ticker,
-                    relieve=lambda: self._relieve(version),
-                )
-            except BaseException:  # an interrupt, a deadline, an error of one engine: none of them leaves the others working
-                flight.abort()
-                raise
-            finally:
-                if ticker is not None:
-                    ticker.close()
-            rollouts = self._gather(asked, shards, summaries, spec, time.monotonic() - begun)
-            facts |= {
-                "prompts": rollouts.shape[0],
-                "samples": rollouts.lengths.size,
-                "tokens": int(rollouts.lengths.sum()),
-                "tokens_per_second": rollouts.tokens_per_second,
-                "truncated": float(rollouts.truncated.mean()),
-                "policy_version": rollouts.policy_version,
-            }
-            facts |= _memory(summaries)
-        return rollouts
+            pending = self._send(asked, spec, first, submitted=False)
+            return pending.land(facts, progress=progress)
+
+    def submit(
+        self, prompts: Any, n: int | None = None, sampling: SampleSpec | None = None, *, first: int = 0, **settings: Any
+    ) -> PendingRollouts:
+        """As `generate`, but returns at once: engines sample while the learner trains. See `rlkit.pending` for a loop with it.
+
+        A `sync` first waits for what is under way, so a rollout has one policy version. A learner needs ``max_lag`` of at least 1 for it.
+
+        Raises:
+            ConfigError: engines and learner take turns on their cards (``sleep_level``, ``offload_between_turns``).
+        """
+        asked, spec = as_prompts(prompts), (sampling or SampleSpec()).but(n=n, **settings)
+        learner: Any = self._owner.part("learner") or self._learner
+        moves = bool(learner is not None and learner.spec.offload_between_turns)
+        if self._spec.sleep_level or moves:
+            taken = "TrainSpec.offload_between_turns" if moves else "EngineSpec.sleep_level"
+            raise ConfigError(
+                f"sampler.submit lets engines sample while the learner works, but {taken} makes them take turns. Give them cards of their "
+                "own (learner.gpus_per_rank 1, sampler.gpus_per_engine 1), or call generate."
+            )
+        pending = self._send(asked, spec, first, submitted=True)
+        self._under_way.add(pending)
+        return pending
+
+    def _send(self, asked: list[Prompt], spec: SampleSpec, first: int, submitted: bool) -> PendingRollouts:
+        seeds = prompt_seeds(self._owner.call_seed() if spec.seed is None else spec.seed, first + len(asked))[first:]
+        version = self.version
+        self._welcome(version)
+        if not self._handles:
+            self._relieve(version)
+        return PendingRollouts(self, Flight(self._crew, asked, spec, seeds), asked, spec, version, submitted)
 
     def sleep(self, level: int | None = None) -> None:
         """Give the GPUs' memory back: level 1 keeps the weights in host memory, 2 drops them; default is the setting, else 1.
@@ -280,9 +280,14 @@ class Sampler:
             SyncError: not given a learner; an engine does not hold its weights (names the engine and the tensors).
             DeadlineError: not done within ``EngineSpec.sync_timeout_s``; names what it waited for.
             ActorDiedError: the learner died, or every engine and what replaced it, or one in an NCCL group.
+
+        A rollout that was submitted and is under way is waited for first.
         """
         if not hasattr(learner, "publish_weights"):
             raise SyncError(f"sampler.sync takes the learner, as run.learner(...) returned it; it was given {learner!r}.")
+        for pending in list(self._under_way):  # of the engines' weights as they are
+            pending.settle()
+        self._under_way.clear()
         with self._owner.phase("sync") as facts, self._owner.turns.syncing(self, learner):
             self._learner = learner
             for one in self._crew.started(wait=not self._handles and bool(self._crew.coming)):
@@ -298,7 +303,7 @@ class Sampler:
                 raise ActorDiedError(f"All engines died while they took the learner's weights, and so did what replaced them. {AGAIN}")
             facts |= {"policy_version": stats.version, "bytes": stats.bytes, "engines": stats.engines}
             facts |= {f"{k}_seconds": v for k, v in stats.parts.items()}
-            facts |= _memory(self._delivery.replies)
+            facts |= memory.of_engines(self._delivery.replies)
             facts |= learner.memory() if hasattr(learner, "memory") else {}
         return stats
 
@@ -317,11 +322,6 @@ class Sampler:
             f"Sampler({len(self._info)} x {first['engine']} on {first['device']}, {first['name']}, {first['dtype']}, "
             f"context {first['max_model_len']}, {version})"
         )
-
-
-def _memory(replies: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The engines' memory as a phase event holds it."""
-    return {k: v for i, reply in enumerate(replies) for k, v in memory.named(f"engine-{i}", reply["memory"]).items()}
 
 
 def as_prompts(prompts: Any) -> list[Prompt]:

@@ -45,7 +45,8 @@ def work_of(batch: Batch, objective: Objective) -> Work:
     """Check a batch and take what the learner needs of it.
 
     Raises:
-        BatchError: not a `Batch`; nothing kept; an advantage that is not finite; greedy rollouts; a KL term without reference log-probs.
+        BatchError: not a `Batch`; nothing kept; an advantage that is not finite; greedy rollouts; a KL term without reference log-probs;
+            ``tis_cap`` without the sampler's.
     """
     require(batch, Batch, "learner.update", "rl.advantages(scored, ...)")
     rollouts = batch.scored.rollouts
@@ -67,6 +68,8 @@ def work_of(batch: Batch, objective: Objective) -> Work:
         raise BatchError(
             f"kl_coef is {objective.kl_coef:g} but the batch has no reference log-probs: call reference.logprobs(batch) first."
         )
+    if (objective.options or {}).get("tis_cap") and not sampling.logprobs:
+        raise BatchError("tis_cap weighs samples by the sampler's log-probs, and these rollouts have none: sample with logprobs=True.")
     plain = sampling.top_p == 1 and sampling.top_k == 0 and sampling.min_tokens == 0
     return Work(
         rollouts.shards,

@@ -1,5 +1,6 @@
 """Losses, KL estimators and weights against numbers worked out by hand."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -45,6 +46,17 @@ def test_clip_higher_leaves_more_room_above():
     t = inputs([math.log(1.25)], [0.0], [1.0])
     assert losses.ppo_clip(t)[0].item() == pytest.approx(-1.2)
     assert losses.ppo_clip(t, clip_high=0.28)[0].item() == pytest.approx(-1.25)
+
+
+def test_older_samples_are_weighted_by_a_truncated_ratio():
+    t = inputs([math.log(1.5), 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, -1.0])
+    t = dataclasses.replace(t, sampler_logprobs=torch.tensor([math.log(0.5), math.log(4.0), math.log(0.2)]))
+    loss, metrics = losses.ppo_clip(t, tis_cap=3.0)
+    # exp(old - sampler) is 2, 0.25 and 5, which is cut off at 3; the clipped losses are -1.2, -1 and 1
+    assert loss.tolist() == pytest.approx([-2.4, -0.25, 3.0])
+    assert metrics["tis_weight"].tolist() == pytest.approx([2.0, 0.25, 3.0])
+    loss.sum().backward()
+    assert t.logprobs.grad.tolist() == pytest.approx([0.0, -0.25, 3.0])  # none where it clips
 
 
 def test_reinforce():
