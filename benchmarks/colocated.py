@@ -54,7 +54,8 @@ class Watch:
             except ImportError:
                 from vllm.third_party import pynvml  # vLLM brings a copy
             pynvml.nvmlInit()
-            self._nvml, self._card = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+            card = int(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])  # NVML counts all of them
+            self._nvml, self._card = pynvml, pynvml.nvmlDeviceGetHandleByIndex(card)
             self.before = self.used()
             threading.Thread(target=self._look, daemon=True).start()
 
@@ -84,7 +85,7 @@ class Watch:
 
 def settings(shape: str, gpu: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Of the sampler and of the learner."""
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     learner: dict[str, Any] = {
         "zero_stage": 3,
         "offload_optimizer": True,

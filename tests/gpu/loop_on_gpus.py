@@ -35,8 +35,11 @@ CASES: list[dict[str, Any]] = [
 
 
 def used_mib() -> list[int]:
+    """MiB in use on each card that this process may see."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    which = ["-i", seen] if seen else []
     out = subprocess.run(
-        ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True
+        ["nvidia-smi", *which, "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True
     )
     return [int(line) for line in out.stdout.split()]
 
