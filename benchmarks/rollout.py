@@ -5,8 +5,10 @@
 - ``small``: SmolLM2-135M, 1,024 and 4,096 prompts of 20 tokens, 256 new tokens each (end-of-sequence is held back), with and without
   the sampler's log-probs, for each number of engines on the card; and 1,024 prompts with one engine and vLLM's own scheduler.
 - ``baseline``: transformers' `generate`, batches of 64 and 1,024 prompts of 20 tokens, 128 new tokens each.
-- ``large``: a 1.5B Qwen2.5 shape with random weights. The floor of a decode step is the time to read all weights once and the keys and
-  values of every sequence once, at the copy bandwidth that this run measured: what no decoder can beat that does not cache them elsewhere.
+- ``large``: a 1.5B Qwen2.5 shape with random weights: a rollout of half the tokens taken from one of all of them. The longer the
+  prompts, the less of a rollout that difference is (``share_of_rollout``), and the noisier. The floor of a decode step is the time to read
+  all weights once and the keys and values of every sequence once, at the copy bandwidth that this run measured: what no decoder can beat
+  that does not cache them elsewhere.
 
 On the CPU ``--quick`` runs the same code on the bundled tiny model.
 """
@@ -76,14 +78,15 @@ def small(run: rl.Run, model: str, engines: list[int], sizes: list[int], tokens:
 
 
 def settings_of(gpus: float, engines: int) -> dict[str, Any]:
-    return {"kv_cache_gib": 40.0 / engines, "max_num_seqs": 1024, "max_model_len": 1024} if gpus else {}
+    return {"kv_cache_gib": 40.0 / engines, "max_num_seqs": 1024, "max_model_len": 1024, "sleep_level": 0} if gpus else {}
 
 
 def large(run: rl.Run, folder: Path, shape: str, loads: list[tuple[int, int, int]], bandwidth: float, gpus: float) -> dict[str, Any]:
     """``loads`` are (sequences, prompt tokens, new tokens); bandwidth in bytes/s."""
     path = shapes.write(shape, folder / shape, context=16384)
     begun = time.monotonic()
-    settings = {"gpu_memory_utilization": 0.85, "max_num_seqs": max(s for s, _, _ in loads), "max_model_len": 9216} if gpus else {}
+    most = max(s for s, _, _ in loads)
+    settings = {"gpu_memory_utilization": 0.85, "max_num_seqs": most, "max_model_len": 9216, "sleep_level": 0} if gpus else {}
     sampler = run.sampler(str(path), gpus_per_engine=gpus, engines=1, cpus_per_engine=0.1, restart=True, **settings)
     out: dict[str, Any] = {"parameters": shapes.parameters(shape), "start_s": round(time.monotonic() - begun, 1)}
     weights = 2 * shapes.parameters(shape)
@@ -102,6 +105,7 @@ def large(run: rl.Run, folder: Path, shape: str, loads: list[tuple[int, int, int
             "step_ms": round(seconds / steps * 1e3, 3),
             "floor_ms": round(floor / steps * 1e3, 3),
             "share_of_bandwidth": round(floor / seconds, 3),
+            "share_of_rollout": round(seconds / long["seconds"], 3),
         }
         print(key, out[key], flush=True)
     sampler.close()

@@ -19,7 +19,7 @@ HEAD = """# Speed on a GPU
 Made by `benchmarks/table.py` from `benchmarks/results/`; each script's docstring says what it measures. Ratios are of one run, or of
 two calls of a script on one machine within minutes, put together, where the result lists its calls. These are figures of vLLM 0.26; the
 version that rlkit pins runs on the CPU here and was not yet measured on a GPU. Models have random weights of the shape that is named, but
-for rollouts and steps of SmolLM2.
+for rollouts and steps of SmolLM2. Decoding is measured as a difference of two rollouts, which is the noisier the longer the prompts are.
 """
 
 
@@ -33,10 +33,12 @@ def rollout(r: dict[str, Any]) -> list[Row]:
                 n, size = v["tokens_per_s"], load.partition(",")[0]
                 figure = f"{n:,} tokens/s, {n / base['batch 64']:.0f} and {n / best:.1f} x transformers' generate at batch 64 and 1,024"
                 rows.append((f"SmolLM2-135M, {size} x {r['new_tokens']} tokens, {many}", figure))
-    for load, v in r["large"].items():
-        if isinstance(v, dict):
-            what = f"1.5B Qwen2.5 shape, decoding, {load}"
-            rows.append((what, f"{v['decode_tokens_per_s']:,} tokens/s, {v['share_of_bandwidth']:.0%} of what memory bandwidth allows"))
+    for part in ("large", "large_again"):
+        for load, v in r.get(part, {}).items():
+            if isinstance(v, dict):
+                share = v["share_of_bandwidth"]
+                of = f"{share:.0%} of what memory bandwidth allows" if share <= 1 else "not resolved: prompts take most of these rollouts"
+                rows.append((f"1.5B Qwen2.5 shape, decoding, {load}", f"{v['decode_tokens_per_s']:,} tokens/s, {of}"))
     return rows
 
 
@@ -91,6 +93,40 @@ def colocated(r: dict[str, Any]) -> list[Row]:
     return [(what, f"GiB by phase, measured (predicted): {phases}; peak predicted / measured {r['peak_gib']['ratio']:.2f}")]
 
 
+def two_gpus(r: dict[str, Any]) -> list[Row]:
+    rows = []
+    for name, what in (
+        ("two_engines", "SmolLM2-135M, two engines beside two ranks"),
+        ("tensor_parallel", "1.5B Qwen2.5 shape, one engine over both cards beside two ranks"),
+        ("apart", "SmolLM2-135M, engine and rank apart"),
+    ):
+        for setting, v in r[name].items():
+            if isinstance(v, dict):
+                sent = f"{v['bytes'] / 1e9:.2f} GB by {v['transport']} in {v['sync_s']:.3f} s, {v['checked']} tensors equal in every engine"
+                rows.append((f"{what}, {setting}", sent))
+    worst = r["losses"]["largest_difference_to_one_rank"]
+    told = "; ".join(f"{k} ranks: loss {v['policy/loss']:.4f}, gradient norm {v['policy/grad_norm']:.4f}" for k, v in worst.items())
+    norm = r["losses"]["metrics"]["ZeRO-2 on 1"][0]["policy/grad_norm"]
+    rows.append(
+        ("ten updates, the same batches on one rank and on two: largest difference", f"{told} (gradient norms are near {norm:.1f})")
+    )
+    back = r["killed"]["events"][-1]["seconds"]
+    rows.append(("one of two engines killed in a rollout", f"the step finished on the other, the engine was back after {back:.0f} s"))
+    s = r["scaling"]
+    one, two = (s[k]["samples_per_s"] for k in ("1 GPU", "2 GPUs"))
+    rows.append((f"1.5B Qwen2.5 shape, {s['shape']}, one card and two", f"{one:.0f} and {two:.0f} samples/s, {s['speedup']:.2f} x"))
+    m = r["memory"]
+    peaks = [max(v for k, v in m[g]["peaks"].items() if k.endswith("allocated_gib")) for g in ("1 GPU", "2 GPUs")]
+    what = "1.5B Qwen2.5 shape, ZeRO-3, peak of a rank in an update, one rank and two"
+    rows.append((what, f"{peaks[0]:.1f} and {peaks[1]:.1f} GiB, {m['two_over_one']:.0%}"))
+    a = r["ahead"]
+    waits, ahead = a["step_s"]["awaited"], a["step_s"]["one step ahead"]
+    rows.append(
+        (f"1.5B Qwen2.5 shape, apart, {a['shape']}: awaited and one step ahead", f"{waits:.2f} and {ahead:.2f} s, {a['speedup']:.2f} x")
+    )
+    return rows
+
+
 SECTIONS: list[tuple[str, str, Callable[[dict[str, Any]], list[Row]]]] = [
     ("rollout", "Rollout", rollout),
     ("update", "Update", update),
@@ -98,6 +134,7 @@ SECTIONS: list[tuple[str, str, Callable[[dict[str, Any]], list[Row]]]] = [
     ("step", "A whole GRPO step on one card", step),
     ("vs_trl", "A whole GRPO step against TRL", vs_trl),
     ("colocated", "A large model on one card", colocated),
+    ("two_gpus", "Two GPUs", two_gpus),
 ]
 
 

@@ -177,8 +177,11 @@ class Parts(Owner):
         except ResourceError:
             if name == "learner" or self._model_of("learner") is not None:
                 raise
-            # The learner comes later, and with settings that are not known yet.
-            chosen = self._choose(models.absolute(model), sampler, choosing.leanest(learner))
+            # The learner comes later, with settings that are not known yet, or never: an engine may have asked for the whole card.
+            try:
+                chosen = self._choose(models.absolute(model), sampler, choosing.leanest(learner))
+            except ResourceError:
+                chosen = self._choose(models.absolute(model), sampler, None)
         spec = chosen[0] if name == "sampler" else chosen[1]
         filled = asked.diff(spec)
         if filled:
@@ -197,9 +200,14 @@ class Parts(Owner):
             sampler, learner = choosing.fill(nodes, size, sampler, learner, memory)
         except ResourceError:  # the part that is still open may be made with other settings
             sampler, learner = choosing.fill(nodes, size, sampler, choosing.leanest(learner), memory)
-        return plan(nodes, size, sampler, learner or TrainSpec(), gpu_memory_gib=memory, checked=False)
+        try:
+            return plan(nodes, size, sampler, learner or TrainSpec(), gpu_memory_gib=memory, checked=False)
+        except ResourceError:
+            if name == "learner" or self._model_of("learner") is not None:
+                raise
+            return plan(nodes, size, sampler, TrainSpec(), gpu_memory_gib=memory, checked=False, with_learner=False)  # it only samples
 
-    def _choose(self, model: str, sampler: EngineSpec, learner: TrainSpec) -> tuple[EngineSpec, TrainSpec | None, Placement]:
+    def _choose(self, model: str, sampler: EngineSpec, learner: TrainSpec | None) -> tuple[EngineSpec, TrainSpec | None, Placement]:
         nodes = self.cluster.nodes
         size = cards.size_of(model, [n.id for n in nodes if n.gpus] or [n.id for n in nodes])
         return choosing.choose(nodes, size, sampler, learner, self.cluster.gpu_memory_gib())

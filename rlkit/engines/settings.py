@@ -44,6 +44,8 @@ def environment(spec: EngineSpec) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "TQDM_DISABLE": "1",  # bars over CUDA graphs and weight files would come into the notebook from another process
+        "FLASHINFER_LOGGING_LEVEL": "error",
     }
     if spec.gpus_per_engine == 0 and spec.enforce_eager is not False:
         out["TORCHDYNAMO_DISABLE"] = (

@@ -117,11 +117,11 @@ class Controller:
             places = self._wait(
                 "the ranks to start", [h.where.remote() for h in self._ranks], spec.start_timeout_s, "TrainSpec.start_timeout_s"
             )
-            with tempfile.TemporaryDirectory() as folder:
-                alone = len({node for node, _, _ in places} | {ray.get_runtime_context().get_node_id()}) == 1
-                address = os.path.join(folder, "ranks") if alone else places[0][1:]
-                calls = [h.connect.remote(address) for h in self._ranks]
-                facts = self._wait("the ranks to load the model", calls, spec.start_timeout_s, "TrainSpec.start_timeout_s")
+            alone = len({node for node, _, _ in places} | {ray.get_runtime_context().get_node_id()}) == 1
+            self._meeting = tempfile.TemporaryDirectory(prefix="rlkit-ranks-")  # NCCL's watchdog reads the ranks' file as long as they live
+            address = os.path.join(self._meeting.name, "ranks") if alone else places[0][1:]
+            calls = [h.connect.remote(address) for h in self._ranks]
+            facts = self._wait("the ranks to load the model", calls, spec.start_timeout_s, "TrainSpec.start_timeout_s")
         files = {f["fingerprint"] for f in facts}
         if len(files) > 1:
             raise ModelError(f"The ranks' nodes hold different files under {self.model['asked']!r}: {', '.join(sorted(files))}.")

@@ -177,6 +177,14 @@ def test_a_run_chooses_once_and_again_the_same(monkeypatch, capsys):
     assert run._chosen("sampler", "small", first) == first  # without arguments: as recorded, nothing is open
     assert len(book.notes) == 2
     assert [r.name for r in run.placement().roles] == ["engine-0", "rank-0"]
+    # Engines that take the whole card: a run that only samples. With a learner in the run they have no seat.
+    with pytest.raises(ResourceError, match="No seat for rank-0"):
+        run._chosen("sampler", "small", EngineSpec(gpus_per_engine=1.0))
+    only, book = Parts("choosing-only", 0, cluster), Book()
+    only.ledger = book  # type: ignore[assignment]
+    alone = only._chosen("sampler", "small", EngineSpec(gpus_per_engine=1.0))
+    assert (alone.engines, alone.gpus_per_engine, alone.sleep_level) == (1, 1.0, 0)
+    assert "rank-0" not in book.notes[0]
     # Before its learner is made, a large model's engine is given what a lean learner would leave.
     large, book = Parts("choosing-large", 0, cluster), Book()
     large.ledger = book  # type: ignore[assignment]
