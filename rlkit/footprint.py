@@ -18,7 +18,8 @@ second fp32 copy that the optimizer reads: 6 P bytes in bfloat16 below stage 3 (
 the two (`rlkit.zero.offload.share_gradients`). On the GPU remain parameters, a bucket of gradients and the largest gradient in fp32.
 
 On a card that is shared the peak is that of the fullest *phase*: rollout, update or sync. Engines that sleep and ranks whose states move
-(`rlkit.turns`) hold only what a process on a GPU always holds while the other side works. A weight sync packs a copy of the 16-bit weights.
+(`rlkit.turns`) hold only what a process on a GPU always holds while the other side works; a learner beside engines that stay awake keeps
+what its fullest phase took. A weight sync packs a copy of the 16-bit weights.
 
 Activations of a micro-batch of T tokens are on the CPU 34 T h L bytes in 16 bit (Korthikanti et al. 2022, equation 2, without the attention
 scores, which fused attention does not keep), twice that in fp32; on a GPU they are counted for a gated MLP and fused kernels, see
@@ -199,7 +200,8 @@ def engine(index: int, size: Size, spec: EngineSpec, gpu_memory: float | None) -
     return Role(f"engine-{index}", spec.cpus_per_engine, gpus, host, parts, spec.tensor_parallel_size, phases=phases)
 
 
-def rank(index: int, size: Size, spec: TrainSpec) -> Role:
+def rank(index: int, size: Size, spec: TrainSpec, keeps: bool = False) -> Role:
+    """``keeps``: nobody takes turns with it, so its allocator gives nothing back: what an update took stays taken in the other phases."""
     states = model_states(size.params, spec, lora_params(size, spec) if spec.lora_rank else None)
     parts = {
         "parameters": states.parameters,
@@ -223,7 +225,8 @@ def rank(index: int, size: Size, spec: TrainSpec) -> Role:
         host["between turns"] = held
         phases = {"rollout": CONTEXT, "update": sum(device.values()), "sync": CONTEXT + whole + packed}
     else:
-        phases = {"rollout": CONTEXT + held, "update": sum(device.values()), "sync": CONTEXT + held + packed}
+        update, sync = sum(device.values()), CONTEXT + held + packed
+        phases = {"rollout": update if keeps else CONTEXT + held, "update": update, "sync": max(update, sync) if keeps else sync}
     return Role(f"rank-{index}", spec.cpus_per_rank, spec.gpus_per_rank, host, device, phases=phases)
 
 

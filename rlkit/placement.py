@@ -140,7 +140,8 @@ def plan(
     """
     gpu_memory = None if gpu_memory_gib is None else gpu_memory_gib * 2**30
     wanted = [footprint.engine(i, size, sampler, gpu_memory) for i in range(sampler.engines or 1)]
-    wanted += [footprint.rank(i, size, learner) for i in range(learner.world if with_learner else 0)]
+    keeps = not sampler.sleep_level and not learner.offload_between_turns
+    wanted += [footprint.rank(i, size, learner, keeps) for i in range(learner.world if with_learner else 0)]
     wanted += [footprint.reference(i, size, cpus_per_reference, gpus_per_reference) for i in range(references)]
     roles = _seat(list(nodes), wanted)
     made = Placement(tuple(nodes), tuple(roles), learner.zero_stage, gpu_memory)

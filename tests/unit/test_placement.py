@@ -8,7 +8,7 @@ import pytest
 
 from rlkit.config import EngineSpec, TrainSpec
 from rlkit.errors import ResourceError
-from rlkit.footprint import activation_bytes, lora_params, model_states
+from rlkit.footprint import CONTEXT, activation_bytes, lora_params, model_states
 from rlkit.models import ModelSize
 from rlkit.placement import Measured, deal, measured_of, plan
 from rlkit.preflight import Node
@@ -157,6 +157,22 @@ def test_tensor_parallel_engine_takes_whole_gpus_of_one_node():
     engine, rank = made.roles
     assert (engine.node, engine.gpus, engine.gpu_ids) == (1, 2.0, (0, 1))
     assert (rank.node, rank.gpu_ids) == (0, (0,))
+
+
+def test_a_learner_beside_engines_that_stay_awake_keeps_what_an_update_took():
+    train = TrainSpec(gpus_per_rank=0.4, micro_batch_tokens=1000)
+    states, packed = 18e9, 2e9  # of 10^9 parameters; a sync packs their 16-bit copy
+
+    def phases(**engine):
+        made = plan(
+            [gpu_node(1)], BILLION, EngineSpec.make({"gpus_per_engine": 0.5, "kv_cache_gib": 4}, **engine), train, gpu_memory_gib=80
+        )
+        return made.roles[1].phases
+
+    awake, turns = phases(sleep_level=0), phases(sleep_level=2)
+    assert awake["rollout"] == awake["update"] == awake["sync"] == turns["update"]
+    assert turns["rollout"] == CONTEXT + states
+    assert turns["sync"] == CONTEXT + states + packed
 
 
 def test_offload_moves_the_optimizer_to_the_host():
