@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlkit.actors import namespace
+from rlkit.background import say
 from rlkit.turns import Turns
 
 
@@ -64,7 +65,7 @@ class Owner:
 
     def event(self, kind: str, text: str, **facts: Any) -> None:
         """Say ``text`` to the reader. `Run` keeps it in the event log too, with ``facts``."""
-        print(text, flush=True)
+        say(text)
 
     def part(self, name: str) -> Any | None:
         """The owner's ``"learner"`` or other part, when it has one in this process."""
