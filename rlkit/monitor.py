@@ -40,14 +40,23 @@ NAME = "monitor-"
 
 
 class Monitor:
-    """Samples its node in a thread. ``space`` is the namespace of the run whose recorder gets the samples, None: nobody does."""
+    """Samples its node. With ``space``, the namespace of a run, the run's recorder gets the samples; without, they are there to be read.
 
-    def __init__(self, node: str, space: str | None, push_every_s: float = EVERY_S) -> None:
-        self._node, self._space, self._push_every = node, space, push_every_s
+    A run's monitor is in one call that never returns: between two calls an actor's main thread wakes up a hundred times a second, which
+    costs more than the sampling. It is a call from itself to itself, so that no kernel's end ends it.
+    """
+
+    def __init__(self, node: str, space: str | None, hand_every_s: float = EVERY_S) -> None:
+        import ray
+
+        self._node, self._hand_every = node, hand_every_s
         self._samples: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
         self._hand = Hand(space) if space is not None else None
-        threading.Thread(target=self._sample_forever, name="rlkit-monitor", daemon=True).start()
+        if space is not None:
+            ray.get_runtime_context().current_actor.sample_forever.remote()
+        else:
+            threading.Thread(target=self.sample_forever, name="rlkit-monitor", daemon=True).start()
 
     def read(self, after: int = -1) -> tuple[int, list[dict[str, Any]]]:
         """(number of the last sample, the samples after number ``after`` that are still kept)."""
@@ -55,28 +64,22 @@ class Monitor:
             found = [s for n, s in self._samples if n > after]
             return (self._samples[-1][0] if self._samples else after), found
 
-    def cost(self) -> dict[str, float]:
-        """CPU seconds of this process and seconds since it began, for the benchmark."""
-        process = psutil.Process()
-        used = process.cpu_times()
-        return {"cpu_s": used.user + used.system, "threads_s": time.process_time(), "age_s": time.time() - process.create_time()}
-
-    def _sample_forever(self) -> None:
+    def sample_forever(self) -> None:
         look = Look(self._node)
-        due = pushed = time.monotonic()
+        due = handed = time.monotonic() + EVERY_S  # a percentage is one of the time since the sample before
         number = 0
         while True:
+            time.sleep(max(0.0, due - time.monotonic()))
             sample = look()
             with self._lock:
                 self._samples.append((number, sample))
             number += 1
             if self._hand is not None:
                 self._hand.keep(sample)
-                if time.monotonic() - pushed >= self._push_every - EVERY_S / 2:
-                    pushed = time.monotonic()
+                if time.monotonic() - handed >= self._hand_every - EVERY_S / 2:
+                    handed = time.monotonic()
                     self._hand.over()
             due = max(due + EVERY_S, time.monotonic() - EVERY_S)  # after a pause of the machine it does not catch up
-            time.sleep(max(0.0, due - time.monotonic()))
 
 
 class Look:
@@ -201,7 +204,7 @@ def start(nodes: Sequence[Any], space: str) -> None:
         name = f"{NAME}{node.id[:12]}"
         if name not in there:
             with suppress(RunError):  # another kernel was faster
-                actors.spawn(Monitor, name, space, label, space, max(EVERY_S, len(nodes) / 20), node_id=node.id)
+                actors.spawn(Monitor, name, space, label, space, max(EVERY_S, len(nodes) / 20), node_id=node.id, control_threads=0)
 
 
 def start_for_kernel(nodes: Sequence[Any]) -> list[Any]:

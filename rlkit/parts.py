@@ -214,9 +214,9 @@ class Parts(Owner):
     @contextmanager
     def _making(self, name: str, model: str, spec: Any, asked: Any = None) -> Iterator[None]:
         self.ledger.check()
-        self.start_monitors()
         start = time.monotonic()
         yield
+        self.start_monitors()
         event = {"kind": "part", "name": name, "model": model, "spec": as_plain(spec), "seconds": time.monotonic() - start}
         self.ledger.append(event | ({} if asked is None else {"asked": as_plain(asked)}))
 
