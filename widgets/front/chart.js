@@ -82,7 +82,7 @@ class Chart {
     put(this.head,
       h("span", { className: "rlkit-chart-title" }, this.title),
       ...parts.map(([t, v]) => h("span", { className: "rlkit-value", style: `color:${t.color}`, title: t.name }, `${parts.length > 1 ? t.name + " " : ""}${number(v)}${unit}`)),
-      bad ? h("span", { className: "rlkit-flag", title: "NaN or infinite values; they are gaps in the curve" }, `⚠ ${bad} not finite`) : null,
+      ...(bad ? [h("span", { className: "rlkit-flag", title: "NaN or infinite values; they are gaps in the curve" }, `⚠ ${bad} not finite`)] : []),
     );
     const words = parts.map(([t, v]) => `${t.name} ${number(v)}${unit}`).join(", ");
     this.plot.setAttribute("aria-label", `${this.title}: ${words || "nothing logged yet"}. Arrow keys move, plus and minus zoom, Home shows all.`);
@@ -120,8 +120,9 @@ class Chart {
         });
     }
     const axis = { gridcolor: look.line, linecolor: look.line, zerolinecolor: look.line, tickfont: { size: 10 }, automargin: false };
+    // Both sizes are told: with "autosize" a plot keeps its first width when the page gets narrower.
     await Plotly.react(this.plot, data, {
-      margin: { l: 44, r: 8, t: 4, b: xtitle ? 34 : 22 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "x unified",
+      width, height: this.plot.clientHeight, margin: { l: 44, r: 8, t: 4, b: xtitle || time ? 34 : 22 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "x unified",
       font: { color: look.ink, family: look.font, size: 11 }, hoverlabel: { bgcolor: look.ground, font: { color: look.ink } }, uirevision: 1,
       xaxis: { ...axis, type: time ? "date" : "linear", nticks: time ? 4 : 6, ...(time ? { tickformat: "%H:%M:%S" } : {}), ...(range ? { range: time ? range.map((v) => new Date(v * 1000)) : range } : { autorange: true }), title: xtitle ? { text: xtitle, font: { size: 10 }, standoff: 4 } : undefined },
       yaxis: { ...axis, type: log ? "log" : "linear", ...(yrange ? { range: yrange } : { autorange: true }), exponentformat: "power", nticks: 6 },
