@@ -69,12 +69,13 @@ def kl(watched: Watched) -> Verdict:
 
 
 def entropy(watched: Watched) -> Verdict:
-    column = watched.steps["policy/entropy"]
-    good = column[np.isfinite(column)]
-    if not len(good):
+    last = newest(watched, "policy/entropy")
+    if not len(last):
         return "none", "not logged"
-    start, now = float(good[:STARTING].mean()), float(good[-NEWEST:].mean())
-    if len(good) < 2 * STARTING or start <= 0:
+    column = watched.steps["policy/entropy"][: 4 * STARTING]
+    first = column[np.isfinite(column)][:STARTING]
+    start, now = float(first.mean()) if len(first) else 0.0, float(last.mean())
+    if len(watched.steps) < 2 * STARTING or start <= 0:
         return "good", number(now)
     share = now / start
     return ("bad" if share < 0.03 else "warn" if share < 0.1 else "good"), f"{number(now)}, {share:.0%} of its start"
@@ -90,8 +91,7 @@ def stale_sync(watched: Watched) -> Verdict:
 def not_finite(watched: Watched) -> Verdict:
     if not len(watched.steps):
         return "none", "no step yet"
-    bad = {name: int(np.isposinf(watched.steps[name]).sum()) for name in watched.metric_names()}
-    bad = {name: count for name, count in bad.items() if count}
+    bad = watched.steps.not_finite
     if not bad:
         return "good", "none"
     recent = any(np.isposinf(watched.steps[name][-NEWEST:]).any() for name in bad)

@@ -27,6 +27,7 @@ class Table:
         self.n = 0
         self.told = 0  # rows that the browser has and that still count
         self._cut = False  # it has more than those
+        self.not_finite: dict[str, int] = {}  # column -> how many of its values are flagged so; columns without are left out
 
     @property
     def names(self) -> list[str]:
@@ -57,12 +58,17 @@ class Table:
             if name not in self._data:
                 self._data[name] = np.full(room, np.nan)
             self._data[name][self.n] = value
+            if value == NOT_FINITE:
+                self.not_finite[name] = self.not_finite.get(name, 0) + 1
         self.n += 1
 
     def cut(self, n: int) -> None:
         """Keep the first ``n`` rows."""
-        for column in self._data.values():
+        for name, column in self._data.items():
+            if name in self.not_finite:
+                self.not_finite[name] -= int(np.isposinf(column[n : self.n]).sum())
             column[n : self.n] = np.nan
+        self.not_finite = {name: count for name, count in self.not_finite.items() if count}
         self.n = min(self.n, n)
         self._cut |= self.told > self.n
         self.told = min(self.told, self.n)

@@ -80,6 +80,8 @@ class View(anywidget.AnyWidget):
         self._generation = 0  # of the tables that the browser has
         self._facts: dict[str, Any] = {}  # what the browser was told last
         self._columns: dict[str, list[str]] = {}
+        self._restarts: list[int] = []
+        self._answered: list[Any] = []  # hellos come more than once
         self._wake = threading.Event()
         self._over = False
         self._heard = False
@@ -91,6 +93,10 @@ class View(anywidget.AnyWidget):
         self._drawn = time.monotonic()
         self._left: float | None = None  # when the last page took the view out of a living notebook
         self.on_msg(self._message)
+        if self.comm is not None:
+            # JupyterLab asks for comms on a subshell, a thread that is free while a cell runs. ipykernel 7.4 would send them to where
+            # the comm last spoke, which is the cell's own thread.
+            self.comm._reply_subshell_for = None
         self._feed()
 
     def bundle(self) -> dict[str, Any]:
@@ -103,6 +109,7 @@ class View(anywidget.AnyWidget):
             self._wake.set()
             self.on_msg(self._message, remove=True)
             self.close()
+            self.layout.close()  # a comm of its own
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(JOIN_S)
 
@@ -124,6 +131,9 @@ class View(anywidget.AnyWidget):
             self._pages[page] = time.monotonic()
             self._feed()
             if what == "hello":
+                if content.get("nonce") in self._answered:
+                    return
+                self._answered = [*self._answered[-20:], content.get("nonce")]
                 if content.get("library"):
                     self.send({"kind": "library"}, buffers=[plotly_js()])
                 self._start()
@@ -161,6 +171,7 @@ class View(anywidget.AnyWidget):
         about: dict[str, Any] = {}
         buffers = []
         with self.panel.reading():
+            self._restarts = [watched.restarts for watched in self.panel.sources()]
             for name, table in self._tables().items():
                 about[name] = {"columns": table.names, "exact": [c in EXACT for c in table.names], "n": table.n, "labels": table.labels}
                 buffers += [pack(table[column], column in EXACT) for column in table.names]
@@ -175,7 +186,8 @@ class View(anywidget.AnyWidget):
         buffers = []
         with self.panel.reading():
             news = {name: table for name, table in self._tables().items() if table.news}
-            if any(table.n - table.told > PACK_ROWS for table in news.values()):
+            restarts = [watched.restarts for watched in self.panel.sources()]
+            if restarts != self._restarts or any(table.n - table.told > PACK_ROWS for table in news.values()):
                 self._start()
                 return
             for name, table in news.items():

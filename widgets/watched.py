@@ -55,9 +55,8 @@ class Watched:
 
     def _poll(self) -> bool:
         changes = self.source.poll()
-        if getattr(changes, "restarted", False):
-            self.restarts += 1
-            self.phases.cut(0)
+        if changes.restarted:
+            self._forget()
         for event in changes.events:
             self._take(event)
         for sample in changes.monitor:
@@ -85,6 +84,13 @@ class Watched:
 
     def close(self) -> None:
         self.source.close()
+
+    def _forget(self) -> None:
+        """Another run has taken this one's name."""
+        self.restarts += 1
+        self.steps, self.phases = Table(self.steps.names[:2]), Table(self.phases.names, PHASES)
+        self.nodes, self.gpus, self.notes, self.parts, self.versions = {}, {}, {}, {}, {}
+        self.lag, self.clock_back = 0, 0.0
 
     # --- events ------------------------------------------------------------------------------------------------------------------------
 

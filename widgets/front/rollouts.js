@@ -1,14 +1,15 @@
 // The completions behind the curves: a step, a prompt of it, its group; and one prompt through the steps.
 
+const FOLLOW_MS = 5000;  // a new step is fetched at most so often
 const FILTERS = [["all", "all groups"], ["wrong", "with a wrong answer"], ["unparsed", "with an unparsed answer"], ["truncated", "with a truncated answer"], ["no_spread", "without spread"]];
 
 class Rollouts {
   constructor(view, spec, at) {
-    Object.assign(this, { view, spec, at, step: null, follow: true, prompt: null, groups: [] });
+    Object.assign(this, { view, spec, at, step: null, follow: true, loading: null, prompt: null, groups: [] });
     this.input = h("input", { type: "number", min: 0, "aria-label": "Step", onchange: () => this.go(Number(this.input.value)) });
     const move = (d) => () => this.go((this.step ?? 0) + d);
     this.filter = h("select", { onchange: () => this.list() }, ...FILTERS.map(([v, t]) => h("option", { value: v }, t)));
-    const newest = h("button", { type: "button", onclick: () => this.go(this.last(), true) }, "Newest");
+    const newest = h("button", { type: "button", onclick: () => this.newest() }, "Newest");
     this.said = h("p", { className: "rlkit-note", role: "status" });
     this.groupsNode = h("div", { className: "rlkit-groups", role: "listbox", "aria-label": "Prompts of the step", tabIndex: 0, onkeydown: (e) => this.key(e) });
     this.detail = h("div", { className: "rlkit-detail" });
@@ -28,7 +29,21 @@ class Rollouts {
     const last = this.last();
     if (last === null) return this.say("No step is complete yet.");
     this.input.max = last;
-    if (this.step === null || (this.follow && this.step !== last && !this.prompt && !this.loading)) this.go(last, true);
+    // The list does not change under the reader's hand, nor while a group is read.
+    const read = this.prompt || this.groupsNode.matches(":hover, :focus-within");
+    const soon = Date.now() - (this.asked ?? 0) < FOLLOW_MS;
+    if (this.step === null || (this.follow && this.step !== last && !read && this.loading === null && !soon)) this.go(last, true);
+  }
+
+  // Follow the run again.
+  newest() {
+    this.prompt = null;
+    this.detail.replaceChildren();
+    this.go(this.last(), true);
+  }
+
+  pulse() {
+    if (this.follow && this.node.isConnected && !this.node.closest("details:not([open])")) this.update();
   }
 
   say(text) {
@@ -43,11 +58,17 @@ class Rollouts {
     this.follow = follow;
     this.input.value = this.step;
     const asked = (this.loading = this.step);
+    this.asked = Date.now();
     const reply = await this.view.store.ask(this.at, "step", { step: this.step }, () => this.say("Waiting for the kernel, which is busy with a cell…"));
     if (asked !== this.loading) return;
     this.loading = null;
     this.groups = reply.groups ?? [];
+    this.listed = asked;  // the step that the groups are of
     this.say(reply.error ?? "");
+    if (this.prompt && !this.groups.some((g) => g.prompt === this.prompt)) {
+      this.prompt = null;
+      this.detail.replaceChildren();
+    }
     this.list();
     if (this.prompt) this.open(this.prompt);
   }
@@ -72,12 +93,13 @@ class Rollouts {
   }
 
   async open(prompt) {
-    this.prompt = prompt;
+    Object.assign(this, { prompt, step: this.listed, loading: null, follow: false });
+    this.input.value = this.step;
     for (const [i, node] of [...this.groupsNode.children].entries()) node.setAttribute("aria-selected", String(this.shown[i]?.prompt === prompt));
-    const reply = await this.view.store.ask(this.at, "group", { step: this.step, prompt }, () => this.say("Waiting for the kernel, which is busy with a cell…"));
+    const reply = await this.view.store.ask(this.at, "group", { step: this.listed, prompt }, () => this.say("Waiting for the kernel, which is busy with a cell…"));
     if (prompt !== this.prompt) return;
-    if (reply.error) return this.detail.replaceChildren(h("p", { className: "rlkit-note" }, reply.error));
     this.say("");
+    if (reply.error) return this.detail.replaceChildren(h("p", { className: "rlkit-note" }, reply.error));
     const across = h("div", {}), more = h("button", { type: "button", onclick: () => this.across(prompt, across, more) }, "This prompt in other steps");
     this.detail.replaceChildren(
       h("p", { className: "rlkit-question" }, reply.question), h("p", {}, "answer ", h("b", {}, reply.answer ?? "–")),

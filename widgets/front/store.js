@@ -84,9 +84,18 @@ class Store {
     this.model.send({ kind, page: page.id, ...more });
   }
 
+  // Ask for everything. JupyterLab sends the first message of a comm to the thread that runs cells; said again it goes to one that is free.
+  // The kernel answers one of those that have the same `nonce`.
   hello() {
     this.said = Date.now();
-    this.say("hello", { library: lacksLibrary() });
+    this.waiting = { library: lacksLibrary(), nonce: Math.random() };
+    this.repeat(this.waiting, 0);
+  }
+
+  repeat(hello, times) {
+    if (this.waiting !== hello || !this.views.size) return;
+    this.say("hello", hello);
+    if (times < 4) setTimeout(() => this.repeat(hello, times + 1), 700 * 2 ** times);
   }
 
   alive() {
@@ -119,6 +128,7 @@ class Store {
       this.pending.get(content.id)?.(content);
       this.pending.delete(content.id);
     } else if (kind === "start") {
+      this.waiting = null;
       this.clear();
       this.generation = content.generation;
       let at = 0;
