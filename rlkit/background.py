@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlkit.errors import DeadlineError, RunError
 
 if TYPE_CHECKING:
+    from rlkit.progress import Line
     from rlkit.run import Run
 
 _here = threading.local()
@@ -24,10 +25,11 @@ class Background:
     """A loop in a thread of this kernel. The thread ends with the kernel; the step that it was in is then finished or done again by the
     next one, as always."""
 
-    def __init__(self, run: Run, loop: Callable[[Run], Any]) -> None:
+    def __init__(self, run: Run, loop: Callable[[Run], Any], line: Line | None = None) -> None:
         self.run = run
         self.notes: list[str] = []
         self.stopping = False
+        self.line = line  # below the cell that starts it
         self._loop = loop
         self._value: Any = None
         self._error: BaseException | None = None
@@ -96,7 +98,9 @@ def start(run: Run, loop: Callable[[Run], Any]) -> Background:
     if run._background is not None and not run._background.done:
         raise RunError(f"A loop over run {run.name!r} goes on in a thread already: end it with .stop() and .result(), or wait for it.")
     run.ledger.check()
-    made = run._background = Background(run, loop)
+    from rlkit.progress import NotebookLine, in_notebook
+
+    made = run._background = Background(run, loop, NotebookLine() if in_notebook() else None)
     made.thread.start()
     return made
 

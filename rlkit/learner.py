@@ -22,6 +22,7 @@ from rlkit.config import TrainSpec
 from rlkit.context import Owner
 from rlkit.errors import RlkitError, RunError, SpecChangedError
 from rlkit.losses import Loss, Objective
+from rlkit.progress import Asker
 from rlkit.types import Batch, Rollouts, UpdateStats
 from rlkit.zero.work import work_of, work_of_rollouts
 
@@ -292,12 +293,20 @@ class Learner:
         """Call, and on an interrupt learn what became of the call before the interrupt goes on."""
         call = uuid.uuid4().hex
         ref = make(call)
+        shown, whole = self._owner.progress("update", unit="micro-batch"), False
         limit = self.spec.update_timeout_s + _CONTROL_S
         started = time.monotonic()
         try:
-            return actors.wait(
-                [ref], what="learner.update", timeout_s=limit, setting=SETTING, on_interrupt=lambda: self._controller.stop.remote(call)
+            found = actors.wait(
+                [ref],
+                what="learner.update",
+                timeout_s=limit,
+                setting=SETTING,
+                on_tick=Asker(self._controller.progress.remote, shown.count),
+                on_interrupt=lambda: self._controller.stop.remote(call),
             )[0]
+            whole = True
+            return found
         except RlkitError:
             with suppress(RlkitError):
                 self.state()  # some optimizer steps may have been applied: the version here is then another
@@ -313,6 +322,8 @@ class Learner:
                     self._version = done.policy_version
                     interrupt.add_note(f"The update was past its first optimizer step and was finished: policy version {self._version}.")
             raise
+        finally:
+            shown.close(whole)
 
     def _same(self, model: str, spec: TrainSpec) -> None:
         changed = self.spec.diff(spec)

@@ -21,6 +21,19 @@ def gib(n_bytes: float) -> str:
     return f"{n_bytes / 2**30:.1f} GiB"
 
 
+def duration(seconds: float) -> str:
+    """``0.83 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s" if seconds >= 0.95 else f"{seconds:.2f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h" + (f" {minutes % 60} min" if minutes % 60 else "")
+
+
 def html_table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> str:
     """A plain table; every cell is escaped."""
     head = "".join(f"<th style='text-align:left'>{html.escape(str(h))}</th>" for h in header)

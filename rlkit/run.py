@@ -270,7 +270,7 @@ class Run(Parts):
     @contextmanager
     def phase(self, name: str) -> Iterator[dict[str, Any]]:
         name, before = f"{self._within}{name}", self._doing
-        now = {"phase": name, "step": self.step, "since": time.time()}
+        now: dict[str, Any] = {"phase": name, "step": self.step, "since": time.time()}
         self.ledger.check([*before, now])
         self._doing = [*before, now]
         try:
@@ -287,6 +287,10 @@ class Run(Parts):
             event["positions"] = self._positions()
         self._phases.append(event)
         self.ledger.send(event)
+
+    def report(self, progress: dict[str, Any]) -> None:
+        if self._doing:
+            self.ledger.tell("progress", self.ledger.epoch, self._doing[-1]["since"], progress)
 
     def register_stateful(self, key: str, thing: Stateful) -> None:
         if self._stateful.get(key) is thing:

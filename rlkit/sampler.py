@@ -17,7 +17,7 @@ from rlkit.engines import pool
 from rlkit.engines.crew import AGAIN, Crew
 from rlkit.engines.delivery import Delivery
 from rlkit.engines.flight import Flight
-from rlkit.engines.progress import Progress
+from rlkit.engines.progress import RolloutProgress
 from rlkit.errors import ActorDiedError, ConfigError, RlkitError, RolloutError, SyncError, TooLongError
 from rlkit.types import Prompt, Rollouts
 from rlkit.weights import SyncStats
@@ -111,7 +111,8 @@ class Sampler:
             if not self._handles:
                 self._relieve(version)
             flight = Flight(self._crew, asked, spec, seeds)
-            ticker = Progress(self._handles, flight.call, len(asked) * spec.n) if progress else None
+            shown = self._owner.progress("rollout", len(asked) * spec.n, "sample", show=progress)
+            ticker, landed = RolloutProgress(self._handles, flight.call, shown), False
             try:
                 shards, summaries = flight.land(
                     what=f"{len(asked)} x {spec.n} responses from {len(flight.pieces)} engine(s)",
@@ -120,12 +121,12 @@ class Sampler:
                     on_tick=ticker,
                     relieve=lambda: self._relieve(version),
                 )
+                landed = True
             except BaseException:  # an interrupt, a deadline, an error of one engine: none of them leaves the others working
                 flight.abort()
                 raise
             finally:
-                if ticker is not None:
-                    ticker.close()
+                ticker.close(landed)
             rollouts = self._gather(asked, shards, summaries, spec, time.monotonic() - begun)
             facts |= {
                 "prompts": rollouts.shape[0],

@@ -15,17 +15,15 @@ no step.
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from rlkit.background import current, say
 from rlkit.errors import DeadlineError, RunError
+from rlkit.progress import Progress
 from rlkit.types import Scored, UpdateStats, require
 
 if TYPE_CHECKING:
@@ -69,9 +67,10 @@ class Steps:
         run._loop, background = me, current()
         recover(run)
         run.start_monitors()
-        quiet = not self.progress or background is not None
-        bar = tqdm(total=self.n, initial=min(run.committed + 1, self.n), disable=quiet, file=sys.stdout, mininterval=1.0,
-                   desc=run.name, unit="step", ncols=100)  # fmt: skip
+        first = min(run.committed + 1, self.n)
+        shown = Progress(run.name, self.n, "step", show=self.progress, lasting=True, done=first)
+        run.quiet, run.shown = not self.progress, shown if self.progress else None
+        whole = False
         run.ledger.call("loop", run.ledger.epoch, self.n)
         try:
             while True:
@@ -80,6 +79,7 @@ class Steps:
                 if at["checkpoint"]:
                     run.checkpoint() if run.part("learner") is not None else run.note("There is no learner in this run to checkpoint.")
                 if step >= self.n or at["act"] == "stop" or (background is not None and background.stopping):
+                    whole = step >= self.n
                     break
                 if at["act"] == "wait":
                     yield None
@@ -92,13 +92,13 @@ class Steps:
                 if run.committed < step:
                     # The cell did not call run.log: the step still counts, with what its phases measured.
                     run.commit(step, {})
-                bar.set_postfix_str(headline(run), refresh=False)
-                bar.update(1)
+                shown(step + 1, headline(run))
         finally:
             if run._loop is me:
                 run.step = run._loop = None
                 run.ledger.tell("loop", run.ledger.epoch, None)
-            bar.close()
+                run.quiet, run.shown = False, None
+            shown.close(whole=whole)
 
 
 @dataclass(frozen=True)

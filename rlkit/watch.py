@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rlkit.errors import RunError
 from rlkit.eventlog import EVENTS_FILE, History, samples_file
 from rlkit.feeds import ClusterFeed, Feed, FileFeed, LiveFeed
+from rlkit.progress import facts_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -198,6 +199,8 @@ def state_of(name: str, reply: Mapping[str, Any]) -> RunState:
     control = live["control"]
     phase, since = (live["phases"][-1]["phase"], live["phases"][-1]["since"]) if phases else (None, live["waiting_since"])
     waiting = WAITS_FOR.get(phase.rpartition("/")[2], phase) if phase is not None else ""
+    counted = facts_of(live["progress"])
+    waiting += f" ({counted})" if waiting and counted else ""
     if control == "paused":
         waiting = "resume, single step or stop"
     return RunState(
