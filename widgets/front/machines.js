@@ -2,20 +2,22 @@
 
 const WINDOWS = [["300", "last 5 min"], ["1800", "last 30 min"], ["0", "all"]];
 
-// Spans of phases within a range of time, joined where they are narrower than a pixel: [start, end, phase]
-function spans(table, range, pixels) {
-  const out = [], start = table?.get("start");
+// Spans of phases within a range of time: [start, end, phase]. Those of a phase that are less than a pixel apart are joined, and pixels are
+// taken for larger until there are no more than `most`.
+function spans(table, range, pixels, most) {
+  const out = [], newest = new Map(), start = table?.get("start");
   if (!start || !start.length) return out;
-  const seconds = table.get("seconds"), code = table.get("phase"), least = (range[1] - range[0]) / Math.max(1, pixels);
+  const seconds = table.get("seconds"), code = table.get("phase"), pixel = (range[1] - range[0]) / Math.max(1, pixels);
   for (let i = 0; i < start.length; i++) {
-    const a = start[i], b = a + seconds[i];
+    const a = Math.max(start[i], range[0]), b = Math.min(start[i] + seconds[i], range[1]), before = newest.get(code[i]);
     if (b < range[0] || a > range[1]) continue;
-    const before = out[out.length - 1];
-    if (before && before[2] === code[i] && a - before[1] < least) before[1] = Math.max(before[1], b);
-    else if (b - a < least / 2 && out.length > 200) continue;
-    else out.push([Math.max(a, range[0]), Math.min(b, range[1]), code[i]]);
+    if (before && a - before[1] < pixel) before[1] = Math.max(before[1], b);
+    else {
+      out.push([a, b, code[i]]);
+      newest.set(code[i], out[out.length - 1]);
+    }
   }
-  return out.slice(-400);
+  return out.length > most && pixels > 8 ? spans(table, range, pixels / 2, most) : out;
 }
 
 const phaseColor = (look, name) => look.colors[PHASE_COLOR[name] ?? 6];
@@ -48,7 +50,7 @@ class Machines {
     const range = this.seconds ? [Math.max(begin, end - this.seconds), end] : [begin, end];
     if (range[1] <= range[0]) range[1] = range[0] + 1;
     const phases = this.view.store.tables[`${this.spec.source} phases`];
-    const shapes = spans(phases, this.range ?? range, 400).map(([a, b, code]) => ({
+    const shapes = spans(phases, this.range ?? range, 400, 400).map(([a, b, code]) => ({
       type: "rect", xref: "x", yref: "paper", x0: new Date(a * 1000), x1: new Date(b * 1000), y0: 0, y1: 1, layer: "below", line: { width: 0 },
       fillcolor: withAlpha(phaseColor(look, phases.labels[code]), 0.16),
     }));
@@ -151,7 +153,7 @@ class Timeline {
     const start = table.get("start"), seconds = table.get("seconds"), end = start[table.n - 1] + seconds[table.n - 1];
     const range = this.seconds ? [Math.max(start[0], end - this.seconds), end] : [start[0], end], width = range[1] - range[0] || 1;
     const by = new Map();
-    for (const [a, b, code] of spans(table, range, this.plot.clientWidth || 600)) (by.get(code) ?? by.set(code, []).get(code)).push([a, b]);
+    for (const [a, b, code] of spans(table, range, this.plot.clientWidth || 600, 4000)) (by.get(code) ?? by.set(code, []).get(code)).push([a, b]);
     const total = new Map();
     for (let i = 0; i < table.n; i++) if (start[i] >= range[0]) total.set(table.get("phase")[i], (total.get(table.get("phase")[i]) ?? 0) + seconds[i]);
     const codes = [...by.keys()].sort((a, b) => a - b), at = (t) => (100 * (t - range[0])) / width;

@@ -30,7 +30,7 @@ class Rollouts {
     if (last === null) return this.say("No step is complete yet.");
     this.input.max = last;
     // The list does not change under the reader's hand, nor while a group is read.
-    const read = this.prompt || this.groupsNode.matches(":hover, :focus-within");
+    const read = this.prompt || this.groupsNode.matches(":hover, :focus-within") || this.input === document.activeElement;
     const soon = Date.now() - (this.asked ?? 0) < FOLLOW_MS;
     if (this.step === null || (this.follow && this.step !== last && !read && this.loading === null && !soon)) this.go(last, true);
   }
