@@ -64,6 +64,8 @@ class Table:
 
     def cut(self, n: int) -> None:
         """Keep the first ``n`` rows."""
+        if n >= self.n:
+            return
         for name, column in self._data.items():
             if name in self.not_finite:
                 self.not_finite[name] -= int(np.isposinf(column[n : self.n]).sum())

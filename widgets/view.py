@@ -131,9 +131,10 @@ class View(anywidget.AnyWidget):
             self._pages[page] = time.monotonic()
             self._feed()
             if what == "hello":
-                if content.get("nonce") in self._answered:
+                nonce = content.get("nonce")
+                if nonce is not None and nonce in self._answered:
                     return
-                self._answered = [*self._answered[-20:], content.get("nonce")]
+                self._answered = [*self._answered[-20:], nonce]
                 if content.get("library"):
                     self.send({"kind": "library"}, buffers=[plotly_js()])
                 self._start()

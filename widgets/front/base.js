@@ -53,6 +53,7 @@ function theme(el) {
     line: of("--jp-border-color2", dark ? "#444" : "#ddd"),
     font: of("--jp-ui-font-family", "system-ui, sans-serif"),
     colors: dark ? COLORS.dark : COLORS.light,
+    key: [ink, ground, dark].join(),
   };
 }
 

@@ -62,14 +62,22 @@ class Chart {
     this.drawing = false;
   }
 
-  // traces: [{name, x, y, color, dash, band, fill, stack}], x and y as long as each other
+  // traces: [{name, x, y, color, dash, band, fill, stack}], x and y as long as each other. `version` tells data that differ apart: what is
+  // drawn already is not drawn again, since a browser beside the run takes its cores.
   draw(traces, options = {}) {
     this.last = [traces, options];
+    const { plot } = this, key = JSON.stringify([options, this.range, plot.clientWidth, plot.clientHeight, traces.map((t) => [t.name, t.color, t.dash, Boolean(t.band)])]);
+    if (options.version !== undefined && key === this.drawn) return;
     const shown = traces.filter((t) => t.y && t.y.length);
     this.describe(shown, options);
-    if (!page.ready || this.drawing || !this.plot.isConnected || !this.plot.clientWidth) return;
+    if (!page.ready || !plot.isConnected || !plot.clientWidth) return;
+    if (this.drawing) return void (this.late = true);
     this.drawing = true;
-    page.plotly.then((Plotly) => this.react(Plotly, shown, options)).finally(() => (this.drawing = false));
+    page.plotly.then((Plotly) => this.react(Plotly, shown, options)).then(() => (this.drawn = key)).finally(() => {
+      this.drawing = false;
+      if (this.late) this.redraw();
+      this.late = false;
+    });
   }
 
   redraw() {

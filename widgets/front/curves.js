@@ -100,7 +100,8 @@ class Curves {
         });
       });
     });
-    chart.draw(traces, { log: this.log, time: this.time });
+    const version = [...this.spec.sources.map((source) => this.view.store.tables[source.table]?.version), this.weight, look.key];
+    chart.draw(traces, { log: this.log, time: this.time, version });
   }
 
   remove() {

@@ -56,7 +56,7 @@ class Machines {
     }));
     const drawn = new Set(shapes.map((s) => s.fillcolor));
     put(this.legend, (phases?.labels ?? []).filter((name) => drawn.has(withAlpha(phaseColor(look, name), 0.16))).map((name) => h("span", {}, h("i", { style: `background:${phaseColor(look, name)}` }), name)));
-    const common = { time: true, xrange: range, shapes };
+    const common = { time: true, xrange: range, shapes, version: [...nodes.map(([, table]) => table.version), phases?.version, look.key] };
     const line = (table, key, name, c, scale = 1) => ({ name, x: table.get("t"), y: scaled(table.get(key), scale), color: look.colors[c % look.colors.length], dash: DASHES[Math.floor(c / look.colors.length) % DASHES.length] });
     const wanted = new Set(), show = (title, traces, more) => {
       wanted.add(title);

@@ -1,11 +1,14 @@
 // What the browser has of a run: the kernel's tables, filled by packed columns and by rows.
 
+let versions = 0;
+
 class Table {
   constructor() {
     this.columns = {};
     this.names = [];
     this.labels = [];
     this.n = 0;
+    this.version = 0;  // grows with every change
   }
 
   room(name, n) {
@@ -39,6 +42,7 @@ class Table {
       column.fill(NaN, about.n, Math.max(this.n, about.n));
     });
     this.n = about.n;
+    this.version = ++versions;
   }
 
   async fill(about, views) {
@@ -52,6 +56,7 @@ class Table {
       const values = about.exact[c] ? new Float64Array(bytes.buffer) : new Float32Array(bytes.buffer);
       this.room(this.names[c], n).set(values);
     }
+    this.version = ++versions;
   }
 }
 

@@ -14,8 +14,8 @@ function stateWords(state, now) {
   if (state.phase) words.push(`${state.phase}${since}`);
   else if (state.control === "paused" && since) words.push(`since ${since.slice(2)}`);
   const p = state.progress;
-  if (p && p.total) words.push(`${p.done} of ${p.total} ${p.unit ?? ""}${p.left_s ? `, about ${duration(p.left_s)} left` : ""}`);
-  if (state.waiting_for) words.push(`waiting for ${state.waiting_for}`);
+  if (state.waiting_for) words.push(`waiting for ${state.waiting_for}`);  // with how much of it is done
+  if (p?.left_s) words.push(`about ${duration(p.left_s)} left`);
   if (!state.looping && state.looping !== undefined && state.control === "run") words.push("no loop is running");
   return words.join(" · ");
 }
