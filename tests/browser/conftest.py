@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from lab import ROOT, Lab
@@ -30,7 +28,7 @@ def chromium() -> str:
 def browser() -> Iterator[Browser]:
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to make its sandbox as root; it opens our own pages only
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=chromium(), args=[*sandbox, "--disable-dev-shm-usage"])
+        found = playwright.chromium.launch(executable_path=chromium(), args=[*sandbox, "--disable-dev-shm-usage", "--disable-gpu"])
         yield found
         found.close()
 
@@ -43,20 +41,19 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     server.end_clusters()
 
 
-@pytest.fixture
-def open_notebook(browser: Browser, lab: Lab, request: pytest.FixtureRequest) -> Iterator[Callable[..., Notebook]]:
-    """``open_notebook(path, size=(1200, 900))``. Of a test that failed a picture of each page stays in runs/browser."""
-    opened: list[Notebook] = []
-    context = browser.new_context()
-
-    def open_it(path: Path, **options: Any) -> Notebook:
-        opened.append(Notebook(context, lab, path, **options))
-        return opened[-1]
-
+@pytest.fixture(autouse=True)
+def pictures_of_a_failure(browser: Browser, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of a test that failed a picture of every open page stays in runs/browser."""
     failed = request.session.testsfailed
-    yield open_it
+    yield
     if request.session.testsfailed > failed:
-        for n, notebook in enumerate(opened):
-            if not notebook.page.is_closed():
-                notebook.page.screenshot(path=picture(f"failed-{request.node.name}-{n}"))
+        for n, page in enumerate(page for context in browser.contexts for page in context.pages):
+            page.screenshot(path=picture(f"failed-{request.node.name}-{n}"))
+
+
+@pytest.fixture
+def open_notebook(browser: Browser, lab: Lab) -> Iterator[Callable[..., Notebook]]:
+    """``open_notebook(path, size=(1200, 900))``, in a page that is closed after the test."""
+    context = browser.new_context()
+    yield lambda path, **options: Notebook(context, lab, path, **options)
     context.close()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -78,16 +79,24 @@ class Lab:
     def kernels(self) -> list[dict[str, Any]]:
         return list(self.call("api/kernels"))
 
-    def copy(self, source: Path, name: str | None = None, **parameters: Any) -> Path:
-        """A notebook among the server's files, without outputs, with these parameters set after its own."""
+    def copy(self, source: Path, more: Sequence[str] = (), **parameters: Any) -> Path:
+        """A notebook among the server's files, without outputs, with these parameters set after its own, and ``more`` cells at its end."""
         notebook = nbformat.read(source, as_version=4)
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = [], None
                 if "parameters" in cell.metadata.get("tags", ()):
                     cell.source += "".join(f"\n{key} = {value!r}" for key, value in parameters.items())
-        target = self.notebooks / (name or source.name)
+        notebook.cells += [nbformat.v4.new_code_cell(code) for code in more]
+        target = self.notebooks / source.name
         nbformat.write(notebook, target)
+        return target
+
+    def new(self, name: str, *cells: str) -> Path:
+        """A notebook of these code cells among the server's files."""
+        kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}  # else JupyterLab asks which
+        target = self.notebooks / name
+        nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells], metadata=kernel), target)
         return target
 
     def end_sessions(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 DARK, LIGHT = "JupyterLab Dark", "JupyterLab Light"
 SCREENSHOTS = ROOT / "runs" / "browser"
+ANSWER_S = 60  # the longest that the page takes for anything by itself
 CELL_S = 120  # the longest that one cell of a tiny notebook takes on a loaded machine
 
 
@@ -37,9 +39,9 @@ class Notebook:
 
     def app(self, code: str) -> Any:
         """Run JavaScript with ``app``, JupyterLab's own object, and ``notebook``, the open one's content; for what has no fixed place."""
-        return self.page.evaluate(
-            f"async () => {{ const app = window.jupyterapp; const notebook = app.shell.currentWidget?.content; {code} }}"
-        )
+        late = f"new Promise((_, no) => setTimeout(() => no(new Error('no answer in {ANSWER_S} s')), {ANSWER_S} * 1000))"
+        given = "const app = window.jupyterapp; const notebook = app.shell.currentWidget?.content;"
+        return self.page.evaluate(f"() => Promise.race([{late}, (async () => {{ {given} {code} }})()])")
 
     def theme(self, name: str) -> None:
         self.app(f"await app.commands.execute('apputils:change-theme', {{theme: {name!r}}})")
@@ -55,16 +57,29 @@ class Notebook:
 
     def cell(self, text: str) -> Locator:
         """The cell whose source has ``text``, scrolled to."""
+        self.front()
         at = self.index(text)
         self.app(f"notebook.activeCellIndex = {at}; await notebook.scrollToItem({at}, 'start')")
         found = self.page.locator(f".jp-Notebook .jp-Cell[data-windowed-list-index='{at}']")
         expect(found).to_be_visible()
         return found
 
+    def front(self) -> None:
+        """Bring the page to the front: Chromium draws no other."""
+        self.page.bring_to_front()
+
+    def menu(self, title: str, entry: str) -> None:
+        self.front()
+        self.page.locator(".lm-MenuBar-item", has_text=re.compile(f"^{title}$")).click()
+        self.page.locator(".lm-Menu-item", has_text=re.compile(f"^{entry}")).click()
+
     def run_all(self) -> None:
-        """The menu's entry: Run, Run All Cells."""
-        self.page.locator(".lm-MenuBar-item", has_text=re.compile("^Run$")).click()
-        self.page.locator(".lm-Menu-item[data-command='runmenu:run-all']").click()
+        self.menu("Run", "Run All Cells")
+
+    def run_above(self, text: str) -> None:
+        """Run every cell above the one whose source has ``text``."""
+        self.cell(text)
+        self.menu("Run", "Run All Above Selected Cell")
 
     def run(self, text: str) -> None:
         """Run the one cell whose source has ``text``; does not wait for its end."""
@@ -102,7 +117,8 @@ class Notebook:
 
     def wait(self, condition: Callable[[], object], what: str, seconds: float = 60) -> Any:
         """Until ``condition`` holds; returns what it gave. The page lives on meanwhile."""
-        for _ in range(int(seconds * 5)):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             found = condition()
             if found:
                 return found
@@ -112,9 +128,8 @@ class Notebook:
     # --- the kernel ------------------------------------------------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """The menu's entry: Kernel, Restart Kernel..., and its question answered."""
-        self.page.locator(".lm-MenuBar-item", has_text=re.compile("^Kernel$")).click()
-        self.page.locator(".lm-Menu-item[data-command='kernelmenu:restart']").click()
+        """The menu's entry, and its question answered."""
+        self.menu("Kernel", "Restart Kernel…")
         self.page.locator(".jp-Dialog .jp-mod-accept").click()
         expect(self.page.locator(".jp-Dialog")).to_have_count(0)
         self.wait(lambda: self.kernel_status() == "idle", "the kernel to restart")

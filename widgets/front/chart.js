@@ -52,6 +52,21 @@ function smooth(y, weight) {
   return out;
 }
 
+// Charts are drawn one a frame, so that the page stays quick under many, and only those in sight.
+const drawQueue = new Set();
+
+function drawSoon(chart) {
+  if (!drawQueue.size) requestAnimationFrame(drawNext);
+  drawQueue.add(chart);
+}
+
+function drawNext() {
+  const [chart] = drawQueue;
+  drawQueue.delete(chart);
+  if (drawQueue.size) requestAnimationFrame(drawNext);
+  chart?.now();
+}
+
 class Chart {
   constructor(title, { height = 190 } = {}) {
     this.title = title;
@@ -59,24 +74,36 @@ class Chart {
     this.plot = h("div", { className: "rlkit-plot", tabIndex: 0, role: "img", style: `height:${height}px`, onkeydown: (e) => this.key(e) });
     this.head = h("div", { className: "rlkit-chart-head" });
     this.node = h("figure", { className: "rlkit-chart" }, this.head, this.plot);
-    this.drawing = false;
+    this.drawing = this.inSight = false;
+    this.due = null;
+    this.sight = new IntersectionObserver((seen) => {
+      this.inSight = seen[seen.length - 1].isIntersecting;
+      if (this.inSight && this.due) drawSoon(this);
+    }, { rootMargin: "200px" });
+    this.sight.observe(this.plot);
   }
 
   // traces: [{name, x, y, color, dash, band, fill, stack}], x and y as long as each other. `version` tells data that differ apart: what is
   // drawn already is not drawn again, since a browser beside the run takes its cores.
   draw(traces, options = {}) {
     this.last = [traces, options];
-    const { plot } = this, key = JSON.stringify([options, this.range, plot.clientWidth, plot.clientHeight, traces.map((t) => [t.name, t.color, t.dash, Boolean(t.band)])]);
-    if (options.version !== undefined && key === this.drawn) return;
+    const { plot } = this, key = JSON.stringify([{ ...options, shapes: null }, this.range, plot.clientWidth, plot.clientHeight, traces.map((t) => [t.name, t.color, t.dash, Boolean(t.band)])]);
+    if (options.version !== undefined && key === this.drawn) return void (this.due = null);
     const shown = traces.filter((t) => t.y && t.y.length);
     this.describe(shown, options);
-    if (!page.ready || !plot.isConnected || !plot.clientWidth) return;
-    if (this.drawing) return void (this.late = true);
+    this.due = [shown, options, key];
+    if (this.inSight) drawSoon(this);
+  }
+
+  // One frame's work: the newest that is to be drawn.
+  now() {
+    if (!this.due || this.drawing || !page.ready || !this.plot.isConnected || !this.plot.clientWidth) return;
+    const [shown, options, key] = this.due;
+    this.due = null;
     this.drawing = true;
     page.plotly.then((Plotly) => this.react(Plotly, shown, options)).then(() => (this.drawn = key)).finally(() => {
       this.drawing = false;
-      if (this.late) this.redraw();
-      this.late = false;
+      if (this.due && this.inSight) drawSoon(this);
     });
   }
 
@@ -174,6 +201,7 @@ class Chart {
   }
 
   remove() {
+    this.sight.disconnect();
     if (this.Plotly) this.Plotly.purge(this.plot);
     this.node.remove();
   }
