@@ -212,12 +212,6 @@ function lastFinite(y) {
   return NaN;
 }
 
-function countBad(y) {
-  let bad = 0;
-  for (let i = 0; i < y.length; i++) if (y[i] === Infinity) bad++;
-  return bad;
-}
-
 function badPoints(t, from, to) {
   const out = [];
   for (let i = from; i < to && out.length < 300; i++) if ((t.raw ?? t.y)[i] === Infinity) out.push(t.x[i]);

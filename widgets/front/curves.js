@@ -95,7 +95,7 @@ class Curves {
         const short = panel.names.length > 1 ? name.slice(name.indexOf("/") + 1) : panel.title;
         traces.push({
           name: several ? `${source.label}${panel.names.length > 1 ? " " + short : ""}` : short, raw, y: smooth(raw, this.weight), x: table.get(this.time ? "t" : "step"),
-          color: look.colors[c % look.colors.length], dash: DASHES[d % DASHES.length], bad: countBad(raw),
+          color: look.colors[c % look.colors.length], dash: DASHES[d % DASHES.length], bad: table.bad(name),
           band: panel.band && !this.weight ? table.get(panel.band) : null,
         });
       });

@@ -9,6 +9,7 @@ class Table {
     this.labels = [];
     this.n = 0;
     this.version = 0;  // grows with every change
+    this.counted = {};  // column -> [rows, how many of them were not finite]
   }
 
   room(name, n) {
@@ -29,8 +30,18 @@ class Table {
     return column && this.n ? column[this.n - 1] : NaN;
   }
 
+  // How many values of a column were not finite.
+  bad(name) {
+    const [rows, before] = this.counted[name] ?? [0, 0], column = this.columns[name];
+    let bad = before;
+    for (let i = rows; i < this.n; i++) if (column[i] === Infinity) bad++;
+    this.counted[name] = [this.n, bad];
+    return bad;
+  }
+
   // Rows of float64 from row `from` on; everything behind is replaced.
   append(about, view) {
+    if (about.from < this.n) this.counted = {};
     if (about.columns) this.names = about.columns;
     if (about.labels) this.labels = about.labels;
     const rows = about.n - about.from, width = this.names.length;
