@@ -67,7 +67,7 @@ class View(anywidget.AnyWidget):
 
     @classmethod
     def of(cls, panel: Panel) -> View:
-        spec = {"name": panel.watched.name, "parts": [part.spec() for part in panel.parts()]}
+        spec = {"name": ", ".join(dict.fromkeys(watched.name for watched in panel.sources())), "parts": [part.spec() for part in panel.parts()]}
         view = cls(_esm=program(), _css=(FRONT / "style.css").read_text(encoding="utf-8"), spec=spec)
         view._begin(panel)
         return view

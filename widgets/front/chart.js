@@ -117,6 +117,7 @@ class Chart {
     put(this.head,
       h("span", { className: "rlkit-chart-title" }, this.title),
       ...parts.map(([t, v]) => h("span", { className: "rlkit-value", style: `color:${t.color}`, title: t.name }, `${parts.length > 1 ? t.name + " " : ""}${number(v)}${unit}`)),
+      parts.length ? null : h("span", { className: "rlkit-note" }, "nothing logged yet"),
       ...(bad ? [h("span", { className: "rlkit-flag", title: "NaN or infinite values; they are gaps in the curve" }, `⚠ ${bad} not finite`)] : []),
     );
     const words = parts.map(([t, v]) => `${t.name} ${number(v)}${unit}`).join(", ");
@@ -134,12 +135,7 @@ class Chart {
       }
       const at = decimate(t.y, from, to, width);
       const x = at.map((i) => (i < 0 ? null : time ? new Date(t.x[i] * 1000) : t.x[i])), pick = (y) => at.map((i) => (i < 0 ? null : y[i]));
-      if (t.band) {
-        const low = at.map((i) => (i < 0 || !Number.isFinite(t.band[i]) ? null : t.y[i] - t.band[i]));
-        const high = at.map((i) => (i < 0 || !Number.isFinite(t.band[i]) ? null : t.y[i] + t.band[i]));
-        const edge = { x, mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false, type: "scatter" };
-        data.push({ ...edge, y: low }, { ...edge, y: high, fill: "tonexty", fillcolor: withAlpha(t.color, 0.18) });
-      }
+      if (t.band) data.push({ type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip", fill: "toself", fillcolor: withAlpha(t.color, 0.18), ...outline(t, at, x) });
       const one = at.filter((i) => i >= 0).length < 2;
       data.push({
         type: "scatter", x, y: pick(t.y), name: t.name, mode: one ? "markers" : "lines", connectgaps: false,
@@ -159,7 +155,7 @@ class Chart {
     await Plotly.react(this.plot, data, {
       width, height: this.plot.clientHeight, margin: { l: 44, r: 8, t: 4, b: xtitle || time ? 34 : 22 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "x unified",
       font: { color: look.ink, family: look.font, size: 11 }, hoverlabel: { bgcolor: look.ground, font: { color: look.ink } }, uirevision: 1,
-      xaxis: { ...axis, type: time ? "date" : "linear", nticks: time ? 4 : 6, ...(time ? { tickformat: "%H:%M:%S" } : {}), ...(range ? { range: time ? range.map((v) => new Date(v * 1000)) : range } : { autorange: true }), title: xtitle ? { text: xtitle, font: { size: 10 }, standoff: 4 } : undefined },
+      xaxis: { ...axis, type: time ? "date" : "linear", nticks: Math.max(2, Math.floor(width / (time ? 90 : 45))), ...(time ? { tickformat: "%H:%M:%S" } : {}), ...(range ? { range: time ? range.map((v) => new Date(v * 1000)) : range } : { autorange: true }), title: xtitle ? { text: xtitle, font: { size: 10 }, standoff: 4 } : undefined },
       yaxis: { ...axis, type: log ? "log" : "linear", ...(yrange ? { range: yrange } : { autorange: true }), exponentformat: "power", nticks: 6 },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true }, shapes,
     }, { displayModeBar: false, responsive: false, doubleClick: false });
@@ -205,6 +201,21 @@ class Chart {
     if (this.Plotly) this.Plotly.purge(this.plot);
     this.node.remove();
   }
+}
+
+// The outline of a band, one closed piece for each stretch without a gap.
+function outline(t, at, xs) {
+  const x = [], y = [];
+  let piece = [];
+  const close = () => {
+    if (x.length && piece.length) x.push(null), y.push(null);
+    for (const k of piece) x.push(xs[k]), y.push(t.y[at[k]] + t.band[at[k]]);
+    for (const k of piece.reverse()) x.push(xs[k]), y.push(t.y[at[k]] - t.band[at[k]]);
+    piece = [];
+  };
+  at.forEach((i, k) => (i >= 0 && Number.isFinite(t.band[i]) ? piece.push(k) : close()));
+  close();
+  return { x, y };
 }
 
 function lastFinite(y) {

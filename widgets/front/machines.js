@@ -169,4 +169,4 @@ class Timeline {
   remove() {}
 }
 
-const clock = (t) => new Date(t * 1000).toLocaleTimeString();
+const clock = (t) => new Date(t * 1000).toLocaleTimeString("en-GB");

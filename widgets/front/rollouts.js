@@ -102,8 +102,8 @@ class Rollouts {
     if (reply.error) return this.detail.replaceChildren(h("p", { className: "rlkit-note" }, reply.error));
     const across = h("div", {}), more = h("button", { type: "button", onclick: () => this.across(prompt, across, more) }, "This prompt in other steps");
     this.detail.replaceChildren(
-      h("p", { className: "rlkit-question" }, reply.question), h("p", {}, "answer ", h("b", {}, reply.answer ?? "–")),
-      ...reply.samples.map((s) => this.sample(s)), more, across);
+      h("p", { className: "rlkit-question" }, reply.question), h("p", {}, "answer ", h("b", {}, reply.answer ?? "–"), " ", more),
+      across, ...reply.samples.map((s) => this.sample(s)));
   }
 
   sample(s) {
