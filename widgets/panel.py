@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,6 +34,7 @@ class Panel:
         self._owns = not isinstance(run, Watched)
         self._view: View | None = None
         self.closed = False
+        self.mark = f"rlkit {uuid.uuid4().hex}"  # by which a page finds the picture
         self.shown: list[Any] = []
         if self._owns:
             self.watched.poll()
@@ -90,7 +92,7 @@ class Panel:
     def static_bundle(self) -> dict[str, str]:
         """The static picture and the text, of what was read so far."""
         with self.reading():
-            return {"text/html": showing.STYLE + self.static_html(), "text/plain": self.text()}
+            return {"text/html": f"<!--{self.mark}-->{showing.STYLE}{self.static_html()}", "text/plain": self.text()}
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -136,17 +138,19 @@ class Panel:
         """Draw the picture in the notebook again, of what was read so far."""
         for shown in list(self.shown):
             shown.redraw()
+        if self._view is not None and self.shown:
+            self._view.picture()
 
     def close(self) -> None:
         """End the widget, its thread and its comm, and stop reading. The picture stays, as it is at the end."""
         if self.closed:
             return
         self.closed = True
-        if self._view is not None:
-            self._view.end()
         if self.shown:
             self.read()
             self.redraw()
+        if self._view is not None:
+            self._view.end()
         showing.forget(self)
         if self._owns:
             for watched in self.sources():

@@ -67,7 +67,12 @@ class View(anywidget.AnyWidget):
 
     @classmethod
     def of(cls, panel: Panel) -> View:
-        spec = {"name": ", ".join(dict.fromkeys(watched.name for watched in panel.sources())), "parts": [part.spec() for part in panel.parts()]}
+        names = dict.fromkeys(watched.name for watched in panel.sources())
+        spec = {
+            "name": ", ".join(names),
+            "parts": [part.spec() for part in panel.parts()],
+            "run": panel.watched.source.folder is not None,  # not a cluster, whose machines alone are watched
+        }
         view = cls(_esm=program(), _css=(FRONT / "style.css").read_text(encoding="utf-8"), spec=spec)
         view._begin(panel)
         return view
@@ -81,6 +86,7 @@ class View(anywidget.AnyWidget):
         self._facts: dict[str, Any] = {}  # what the browser was told last
         self._columns: dict[str, list[str]] = {}
         self._restarts: list[int] = []
+        self._first: str | None = None  # the page in which the cell was run
         self._answered: list[Any] = []  # hellos come more than once
         self._wake = threading.Event()
         self._over = False
@@ -129,6 +135,8 @@ class View(anywidget.AnyWidget):
                 self._wake.set()
                 return
             self._pages[page] = time.monotonic()
+            self._first = self._first or page
+            self._unread |= what == "hello" and page != self._first
             self._feed()
             if what == "hello":
                 nonce = content.get("nonce")
@@ -242,6 +250,12 @@ class View(anywidget.AnyWidget):
     def redraw_soon(self) -> None:
         """Read the run and draw the static picture again, without waiting for it."""
         self._wake.set()
+
+    def picture(self) -> None:
+        """Give the static picture to a page that was opened later: Jupyter does not know there which output it belongs to."""
+        with self._change:
+            if not self._over and self._pages.keys() - {self._first}:
+                self.send({"kind": "picture", "mark": self.panel.mark, "data": self.panel.static_bundle()})
 
     def _unheard(self) -> bool:
         """The page cannot be heard while a cell keeps the kernel busy: it is told everything unasked, plotly.js once a process."""

@@ -174,6 +174,21 @@ def test_questions_are_answered_and_errors_are_answers(log, sent):
     panel.close()
 
 
+def test_a_page_that_was_opened_later_gets_the_picture_to_save(log, sent):
+    panel = RewardCurves(log.folder)
+    panel.shown.append(type("Shown", (), {"redraw": lambda self: None})())  # it is in a notebook
+    hello(panel.open_view(), page="first")
+    panel.redraw()
+    assert [content["kind"] for content, _ in sent] == ["start"]
+    hello(panel.open_view(), page="later")
+    log.steps(2)
+    panel.close()
+    picture = sent[-1][0]
+    assert picture["kind"] == "picture"
+    assert panel.mark in picture["data"]["text/html"]
+    assert "2 steps" in picture["data"]["text/plain"]
+
+
 # --- threads and comms -------------------------------------------------------------------------------------------------------------------
 
 

@@ -140,6 +140,7 @@ class Store {
   async take(content, buffers) {
     const { kind } = content;
     if (kind === "library") await takeLibrary(buffers[0]);
+    else if (kind === "picture") writeBack(this.model, content);
     else if (kind === "reply") {
       this.pending.get(content.id)?.(content);
       this.pending.delete(content.id);
@@ -186,6 +187,16 @@ class Store {
     this.say("bye", { removed });
     clearInterval(this.beat);
     stores.delete(this.model);
+  }
+}
+
+// Put the static picture into the notebook's output that has its mark. JupyterLab's widget manager knows the notebook; others may not.
+function writeBack(model, { mark, data }) {
+  const cells = model.widget_manager?.context?.model?.cells;
+  for (let c = 0; c < (cells?.length ?? 0); c++) {
+    const outputs = cells.get(c).outputs;
+    for (let i = 0; i < (outputs?.length ?? 0); i++)
+      if (String(outputs.get(i).data["text/html"] ?? "").includes(mark)) outputs.set(i, { output_type: "display_data", data, metadata: {} });
   }
 }
 

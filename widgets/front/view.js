@@ -8,6 +8,7 @@ class View {
     this.store = stores.get(model) ?? new Store(model);
     stores.set(model, this.store);
     const spec = model.get("spec");
+    this.isRun = spec.run;
     this.state = h("span", { className: "rlkit-state" });
     this.badges = h("span", { className: "rlkit-badges", role: "status" });
     this.parts = spec.parts.map((part, i) => new KINDS[part.kind](this, part, i));
@@ -52,7 +53,7 @@ class View {
   pulse() {
     const { facts, skew } = this.store, now = Date.now() / 1000, badges = [];
     const state = facts["0 state"];
-    const words = stateWords(state, now - skew);
+    const words = this.isRun ? stateWords(state, now - skew) : "";
     if (this.state.textContent !== words) this.state.textContent = words;
     for (const [key, value] of Object.entries(facts)) if (key.endsWith(" state") && value.stale_since) badges.push(`stale: last read ${duration(now - value.stale_since)} ago`);
     for (const [key, value] of Object.entries(facts)) if (key.endsWith(" clock") && value > 1) badges.push(`the clock went back ${duration(value)}: time is drawn as not going back`);
