@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rlkit.errors import DeadlineError, RunError
+from rlkit.reprs import Shown
 
 if TYPE_CHECKING:
     from rlkit.progress import Line
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _here = threading.local()
 
 
-class Background:
+class Background(Shown):
     """A loop in a thread of this kernel. The thread ends with the kernel; the step that it was in is then finished or done again by the
     next one, as always."""
 

@@ -9,7 +9,6 @@ The ranks and their controller are actors that outlive the kernel. The policy ve
 
 from __future__ import annotations
 
-import html
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from rlkit.context import Owner
 from rlkit.errors import RlkitError, RunError, SpecChangedError
 from rlkit.losses import Loss, Objective
 from rlkit.progress import Asker
+from rlkit.reprs import Shown
 from rlkit.types import Batch, Rollouts, UpdateStats
 from rlkit.zero.work import work_of, work_of_rollouts
 
@@ -34,7 +34,7 @@ SETTING = "TrainSpec.update_timeout_s"
 _CONTROL_S = 30.0
 
 
-class Learner:
+class Learner(Shown):
     """ZeRO ranks that train one model. Make it with `Learner.start`; any number of handles may exist."""
 
     def __init__(self, controller: Any, owner: Owner, info: Mapping[str, Any], version: int) -> None:
@@ -277,9 +277,6 @@ class Learner:
             f"Learner({model}, {self.info['parameters'] / 1e6:.3g}M parameters{lora}, ZeRO-{s.zero_stage} on {s.ranks} "
             f"rank{'s' * (s.ranks > 1)}, policy version {self._version})"
         )
-
-    def _repr_html_(self) -> str:
-        return f"<code>{html.escape(repr(self))}</code>"
 
     # ---- inside
 

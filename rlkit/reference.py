@@ -19,6 +19,7 @@ from rlkit import actors, models
 from rlkit.config import Spec
 from rlkit.context import Owner
 from rlkit.errors import RlkitError, SpecChangedError
+from rlkit.reprs import Shown
 from rlkit.types import Batch, require
 
 NAME = "reference-"
@@ -57,7 +58,7 @@ class ReferenceSpec(Spec):
         return self.threads or max(1, -int(-self.cpus_per_actor // 1))
 
 
-class Reference:
+class Reference(Shown):
     """A frozen model. `start` makes it; `logprobs` and `close` are the verbs."""
 
     def __init__(self, handles: Sequence[Any], info: Sequence[dict[str, Any]], spec: ReferenceSpec, owner: Owner) -> None:

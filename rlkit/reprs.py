@@ -7,6 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 
+class Shown:
+    """Base of what a notebook shows as the text of its repr: with this, its output has an HTML part as well."""
+
+    def _repr_html_(self) -> str:
+        return f"<code style='white-space:pre-wrap'>{html.escape(repr(self))}</code>"
+
+
 def number(value: float) -> str:
     """A number for people: ``0.000123`` -> ``1.23e-04``, ``15300`` -> ``15,300``."""
     if value == 0:

@@ -25,6 +25,7 @@ from rlkit.context import Stateful
 from rlkit.errors import ConfigError, RunError, SpecChangedError
 from rlkit.ledger import Ledger
 from rlkit.parts import Parts
+from rlkit.reprs import Shown
 from rlkit.types import Batch, Scored, UpdateStats
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _open: dict[str, Run] = {}
 
 
-class Run(Parts):
+class Run(Shown, Parts):
     """A named run on a cluster. Making the same run twice in one kernel gives the same object.
 
     Args:

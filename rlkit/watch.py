@@ -19,6 +19,7 @@ from rlkit.errors import RunError
 from rlkit.eventlog import EVENTS_FILE, History, samples_file
 from rlkit.feeds import ClusterFeed, Feed, FileFeed, LiveFeed
 from rlkit.progress import facts_of
+from rlkit.reprs import Shown, duration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +37,7 @@ WAITS_FOR = {  # what a phase waits for, in words
 
 
 @dataclass(frozen=True)
-class RunState:
+class RunState(Shown):
     """Where a run is. Times are seconds since the epoch, by the clock of the node that has the run's recorder."""
 
     name: str = ""
@@ -57,7 +58,7 @@ class RunState:
 
 
 @dataclass(frozen=True)
-class Changes:
+class Changes(Shown):
     """What `Source.poll` found."""
 
     events: list[dict[str, Any]] = field(default_factory=list)  # as in `rlkit.eventlog`, in log order
@@ -66,11 +67,15 @@ class Changes:
     state: RunState = field(default_factory=RunState)
     restarted: bool = False  # the run was started afresh under this name: everything from before belongs to another one
 
+    def __repr__(self) -> str:
+        age = "" if self.stale is None else f", stale for {duration(self.stale)}"
+        return f"Changes({len(self.events)} events, {len(self.monitor)} monitor samples{age}, {self.state})"
+
     def __bool__(self) -> bool:
         return bool(self.events or self.monitor or self.restarted)
 
 
-class Source:
+class Source(Shown):
     """A place in a run's log. Made by `source`; safe to use from several threads, each poll's news go to one of them."""
 
     def __init__(self, feed: Feed) -> None:
