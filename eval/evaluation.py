@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ def evaluate(
         metric: decides instead of the grader; see `rlkit.eval.register_metric` for one that goes with a set.
         cluster: for a saved model: what `rlkit.connect` returned or takes. None: the cluster that this kernel is connected to, else one on
             this machine, which is ended afterwards.
-        progress: a bar with the time left; None: when there is anybody to see it.
+        progress: False shows none. Else how far it is, with the time left, once that takes longer than a second.
         **settings: fields of `EvalSpec` (n, temperature, max_tokens, template, shots, limit, seed ...); for a saved model also those of
             `rlkit.EngineSpec` (engine, dtype, max_model_len, tensor_parallel_size ...).
 
@@ -83,7 +82,7 @@ def evaluate(
     for s, decides in zip(sets, metrics, strict=True):
         if decides is None:
             gold_answers(s.prompts)  # refuses one without an answer now, not after hours of sampling
-    show = sys.stderr.isatty() or "ipykernel" in sys.modules if progress is None else progress
+    show = progress is not False
     single = isinstance(data, Tasks) or (isinstance(data, str) and len(sets) == 1 and data.strip() != "all")
     if hasattr(model, "generate"):
         if engine:
@@ -219,26 +218,33 @@ def _chunks(
 
     A problem's samples have seeds that depend on its place in the set alone, so the parts change nothing.
     """
-    from tqdm import tqdm
+    from rlkit.progress import Progress
 
     total = len(data.prompts) * spec.n
     there = total - len(missing) * spec.n
-    bar = tqdm(total=total, initial=there, desc=data.name, unit="sample", disable=not show, file=sys.stderr, ncols=100, delay=2)
     size, at = max(1, FIRST_CHUNK // spec.n), 0
-    with bar:
+    shown: Progress | None = None
+    try:
         while at < len(missing):
             part = list(missing[at : at + size])
             at += len(part)
             sampler = source.sampler  # started now, when it has not been
+            if shown is None:
+                owner = sampler.owner
+                shown = Progress(data.name, total, "sample", show=show and not owner.quiet, done=there, owner=owner)
             start = time.monotonic()
             answers = _sample(sampler, data, part, spec)
             sampled = time.monotonic()
             verdicts = grade_responses([a["response"] for a in answers], [data.prompts[a.pop("place")] for a in answers], rules, **grading)
             rows = [a | {"verdict": v.verdict, "extracted": v.extracted, "rule": v.rule} for a, v in zip(answers, verdicts, strict=True)]
             yield rows, sampled - start, time.monotonic() - sampled
-            bar.update(len(rows))
+            there += len(rows)
+            shown(there)
             took = max(1e-3, time.monotonic() - start)
             size = int(min(size * 4, max(1, size * CHUNK_S / took), max(1, LARGEST_CHUNK // spec.n)))
+    finally:
+        if shown is not None:
+            shown.close(whole=there == total)
 
 
 def _sample(sampler: Any, data: _Set, part: Sequence[int], spec: EvalSpec) -> list[dict[str, Any]]:

@@ -32,12 +32,12 @@ _WHERE = {
     "TrainSpec": "config",
     "UpdateStats": "types",
     "advantages": "estimators",
-    "attach": "run",
+    "attach": "attaching",
     "connect": "cluster",
     "load_tasks": "tasks",
     "score": "scoring",
 }
-_MODULES = ("errors", "headless", "losses", "rewards", "templates")
+_MODULES = ("errors", "headless", "losses", "rewards", "templates", "watch")
 
 __all__ = [
     "Batch",
@@ -66,16 +66,18 @@ __all__ = [
     "rewards",
     "score",
     "templates",
+    "watch",
 ]
 
 if TYPE_CHECKING:
-    from rlkit import errors, headless, losses, rewards, templates
+    from rlkit import errors, headless, losses, rewards, templates, watch
+    from rlkit.attaching import attach
     from rlkit.cluster import Cluster, connect
     from rlkit.config import ClusterSpec, EngineSpec, SampleSpec, TrainSpec
     from rlkit.estimators import advantages
     from rlkit.learner import Learner
     from rlkit.reference import Reference
-    from rlkit.run import Run, attach
+    from rlkit.run import Run
     from rlkit.sampler import Sampler
     from rlkit.scoring import score
     from rlkit.tasks import Tasks, load_tasks

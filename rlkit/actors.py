@@ -47,7 +47,7 @@ def spawn(
     ``spread`` asks Ray to use the nodes evenly; ``node_id`` pins the actor to one node, ``seat`` to cards that the run holds there.
 
     Methods decorated with ``@ray.method(concurrency_group="control")`` are answered while another method is running: stop flags,
-    progress, liveness. All other methods run one at a time.
+    progress, liveness. All other methods run one at a time. Without ``control_threads`` they run in the actor's main thread.
 
     Raises:
         RunError: an actor of that name is alive already.
@@ -76,7 +76,8 @@ def spawn(
     if max_concurrency is not None:
         options["max_concurrency"] = max_concurrency
     try:
-        made = ray.remote(concurrency_groups={"control": control_threads})(cls)  # Ray takes these here only, not in options()
+        groups = {"concurrency_groups": {"control": control_threads}} if control_threads else {"num_cpus": 0}
+        made = ray.remote(**groups)(cls)  # Ray takes groups here only, not in options()
         return made.options(**options).remote(*args, **kwargs)
     except ValueError as error:
         if "name" not in str(error):

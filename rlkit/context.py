@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rlkit.actors import namespace
+from rlkit.background import say
 from rlkit.turns import Turns
 
 if TYPE_CHECKING:
+    from rlkit.progress import Progress
     from rlkit.seats import Seat
 
 
@@ -40,6 +42,9 @@ class Owner:
         self.step: int | None = None  # the step of `Run.steps` that is being worked on
         self._calls = itertools.count()
         self._within = ""
+        self._took: dict[str, float] = {}  # seconds that the last phase of a name took
+        self.shown: Progress | None = None  # the loop's, on whose line its phases are shown
+        self.quiet = False  # the loop over the steps shows nothing
         self.turns = Turns(self)
         register(self)
 
@@ -63,11 +68,20 @@ class Owner:
         try:
             yield facts
         finally:
-            facts["seconds"] = time.monotonic() - start
+            self._took[name] = facts["seconds"] = time.monotonic() - start
+
+    def progress(self, phase: str, total: int | None = None, unit: str = "", show: bool = True) -> Progress:
+        """Progress of a phase; the time left is guessed from the last one like it until something can be counted."""
+        from rlkit.progress import Progress
+
+        return Progress(phase, total, unit, show=show and not self.quiet, usual_s=self._took.get(f"{self._within}{phase}"), owner=self)
+
+    def report(self, progress: dict[str, Any]) -> None:
+        """How far the phase in progress is. `Run` tells its recorder, for whoever watches."""
 
     def event(self, kind: str, text: str, **facts: Any) -> None:
         """Say ``text`` to the reader. `Run` keeps it in the event log too, with ``facts``."""
-        print(text, flush=True)
+        say(text)
 
     def seat(self, name: str) -> Seat | None:
         """Where the actor of that name has to sit; None leaves it to Ray."""

@@ -24,6 +24,13 @@ from typing import Any
 from rlkit.errors import RunError
 from rlkit.types import RolloutShard, ScoreShard
 
+EVENTS_FILE, MONITOR_FILE = "events.jsonl", "monitor.jsonl"
+
+
+def samples_file(folder: Path, step: int) -> Path:
+    """Where the samples of a step lie in a run's folder."""
+    return folder / "samples" / f"step-{step:06d}.parquet"
+
 
 class History:
     """What a run's events add up to: the steps that count, the position to go on from, the parts that were made."""

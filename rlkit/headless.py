@@ -15,6 +15,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import re
 import signal
 import subprocess
@@ -263,6 +264,8 @@ class _Watch:
 
             async def start_kernel(self, **kwargs: Any) -> Any:
                 watch.catch_signals(self)
+                # Widgets would be saved as views that nothing brings to life: pictures are what a reader of the notebook sees.
+                kwargs["env"] = {**(kwargs.get("env") or os.environ), "RLKIT_WIDGETS": "0"}
                 # What native code writes to the file descriptors comes as output of the cell. ipykernel writes a copy to the descriptors
                 # that it was started with, as does ZeroMQ at the kernel's end: that copy goes nowhere, else all would be told twice.
                 return await super().start_kernel(**kwargs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -16,6 +16,8 @@ from rlkit.errors import ClusterError, ConnectError, VersionMismatchError
 from rlkit.preflight import Found, Token
 
 NAMESPACE = "rlkit"
+# Ray ends a process whose cluster has not answered for so long, by default for a minute. A notebook's kernel is to outlive its cluster.
+KEPT_FOR, KEPT_FOR_S = "RAY_gcs_rpc_server_reconnect_timeout_s", str(7 * 24 * 3600)
 
 
 def join(found: Found, runtime_env: dict[str, Any] | None) -> str:
@@ -75,9 +77,10 @@ def url(dashboard: str | None) -> str:
 @contextlib.contextmanager
 def auth(token: Token | None) -> Iterator[None]:
     """Make Ray use ``token``, or none, while it connects. Ray keeps it afterwards; this process's environment stays as it was."""
-    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", KEPT_FOR)
     before = {name: os.environ.pop(name, None) for name in names}
     os.environ.update({"RAY_AUTH_MODE": "token", **token.env} if token else {"RAY_AUTH_MODE": "disabled"})
+    os.environ[KEPT_FOR] = before[KEPT_FOR] or KEPT_FOR_S
     try:
         read_auth_again()
         yield

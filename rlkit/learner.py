@@ -9,7 +9,6 @@ The ranks and their controller are actors that outlive the kernel. The policy ve
 
 from __future__ import annotations
 
-import html
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -22,6 +21,8 @@ from rlkit.config import TrainSpec
 from rlkit.context import Owner
 from rlkit.errors import RlkitError, RunError, SpecChangedError
 from rlkit.losses import Loss, Objective
+from rlkit.progress import Asker
+from rlkit.reprs import Shown
 from rlkit.types import Batch, Rollouts, UpdateStats
 from rlkit.zero.work import work_of, work_of_rollouts
 
@@ -33,7 +34,7 @@ SETTING = "TrainSpec.update_timeout_s"
 _CONTROL_S = 30.0
 
 
-class Learner:
+class Learner(Shown):
     """ZeRO ranks that train one model. Make it with `Learner.start`; any number of handles may exist."""
 
     def __init__(self, controller: Any, owner: Owner, info: Mapping[str, Any], version: int) -> None:
@@ -279,9 +280,6 @@ class Learner:
             f"rank{'s' * (s.world > 1)}, policy version {self._version})"
         )
 
-    def _repr_html_(self) -> str:
-        return f"<code>{html.escape(repr(self))}</code>"
-
     # ---- inside
 
     def _do(self, method: str, *args: Any) -> Any:
@@ -294,12 +292,20 @@ class Learner:
         """Call, and on an interrupt learn what became of the call before the interrupt goes on."""
         call = uuid.uuid4().hex
         ref = make(call)
+        shown, whole = self._owner.progress("update", unit="micro-batch"), False
         limit = self.spec.update_timeout_s + _CONTROL_S
         started = time.monotonic()
         try:
-            return actors.wait(
-                [ref], what="learner.update", timeout_s=limit, setting=SETTING, on_interrupt=lambda: self._controller.stop.remote(call)
+            found = actors.wait(
+                [ref],
+                what="learner.update",
+                timeout_s=limit,
+                setting=SETTING,
+                on_tick=Asker(self._controller.progress.remote, shown.count),
+                on_interrupt=lambda: self._controller.stop.remote(call),
             )[0]
+            whole = True
+            return found
         except RlkitError:
             with suppress(RlkitError):
                 self.state()  # some optimizer steps may have been applied: the version here is then another
@@ -315,6 +321,8 @@ class Learner:
                     self._version = done.policy_version
                     interrupt.add_note(f"The update was past its first optimizer step and was finished: policy version {self._version}.")
             raise
+        finally:
+            shown.close(whole)
 
     def _same(self, model: str, spec: TrainSpec) -> None:
         changed = self.spec.diff(spec)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rlkit import actors, checkpoints, seats
@@ -57,15 +58,23 @@ class Ledger:
             self._beat = threading.Thread(target=self._renew_forever, name=f"rlkit-lease-{self.name}", daemon=True)
             self._beat.start()
 
-    def check(self) -> None:
-        """Every change of the run goes through here first: holds the lease, or takes it when nobody does.
+    def tell(self, method: str, *args: Any) -> None:
+        """Call a recorder's method without waiting for it. A recorder or cluster that is gone is left to the next call that waits."""
+        from ray.exceptions import RayError
+
+        with suppress(RayError, ConnectionError):
+            getattr(self.recorder, method).remote(*args)
+
+    def check(self, phases: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Every change of the run goes through here first: holds the lease, or takes it when nobody does. ``phases`` are those that are in
+        progress from now on, for whoever watches.
 
         Raises:
             RunBusyError: another kernel drives the run.
         """
         if self.epoch == 0:
             self.acquire()
-        if not _alive(lambda: actors.get(self.recorder.renew.remote(self.epoch), f"renewing the lease of run {self.name!r}")):
+        if not _alive(lambda: actors.get(self.recorder.renew.remote(self.epoch, phases), f"renewing the lease of run {self.name!r}")):
             raise RunBusyError(
                 f"Run {self.name!r} was taken over by another kernel. Look at it with rlkit.attach({self.name!r}), or take it back "
                 f"with takeover=True."

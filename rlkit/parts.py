@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlkit import actors, cards, checkpoints, choosing, models
+from rlkit import actors, cards, checkpoints, choosing, models, monitor
 from rlkit.config import EngineSpec, TrainSpec, as_plain
 from rlkit.context import Owner
 from rlkit.errors import ResourceError, RunError, SpecChangedError
@@ -36,6 +36,7 @@ class Parts(Owner):
         super().__init__(name, seed, cluster)
         self._parts: dict[str, Any] = {}
         self._seating = Seating(self.namespace)
+        self.monitor = True
 
     @property
     def committed(self) -> int:
@@ -249,8 +250,14 @@ class Parts(Owner):
         self.ledger.check()
         start = time.monotonic()
         yield
+        self.start_monitors()
         event = {"kind": "part", "name": name, "model": model, "spec": as_plain(spec), "seconds": time.monotonic() - start}
         self.ledger.append(event | ({} if asked is None else {"asked": as_plain(asked)}))
+
+    def start_monitors(self) -> None:
+        """A monitor on each node of the cluster, where the run wants any and they are not there; see `rlkit.monitor`."""
+        if self.monitor:
+            monitor.start(self.cluster.nodes, self.namespace)
 
     def _model_of(self, part: str) -> str | None:
         known = self.ledger.status()["parts"].get(part)

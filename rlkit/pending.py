@@ -23,15 +23,16 @@ from typing import TYPE_CHECKING, Any
 from rlkit import memory
 from rlkit.config import SampleSpec
 from rlkit.engines.flight import Flight
-from rlkit.engines.progress import Progress
+from rlkit.engines.progress import RolloutProgress
 from rlkit.errors import RolloutError
+from rlkit.reprs import Shown
 from rlkit.types import Prompt, Rollouts
 
 if TYPE_CHECKING:
     from rlkit.sampler import Sampler
 
 
-class PendingRollouts:
+class PendingRollouts(Shown):
     """The rollout of one call. One that nobody holds any more, and whose result was not asked for, is ended on the engines."""
 
     def __init__(
@@ -66,7 +67,7 @@ class PendingRollouts:
         """
         if self._state == "in flight":
             with self._sampler.owner.phase("rollout") as facts:
-                self.land(facts, progress=False)
+                self.land(facts, progress=True)
         if self._error is not None:
             raise self._error
         assert self._result is not None
@@ -89,7 +90,8 @@ class PendingRollouts:
     def land(self, facts: dict[str, Any], *, progress: bool) -> Rollouts:
         """Collect the shards; ``facts`` takes the numbers of the phase that this is waited for in."""
         sampler, spec = self._sampler, self._sampler.spec
-        ticker = Progress(sampler._handles, self._flight.call, len(self._asked) * self._sampling.n) if progress else None
+        shown = sampler.owner.progress("rollout", len(self._asked) * self._sampling.n, "sample", show=progress)
+        ticker = RolloutProgress(sampler._handles, self._flight.call, shown)
         waited = time.monotonic() - self._begun
         try:
             shards, replies = self._flight.land(
@@ -108,8 +110,7 @@ class PendingRollouts:
             self._flight.abort()
             raise
         finally:
-            if ticker is not None:
-                ticker.close()
+            ticker.close(self._result is not None)
         self._state = "complete"
         facts |= {
             "prompts": done.shape[0],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,10 @@ import ray
 
 from rlkit import checkpoints
 from rlkit.errors import RunBusyError, RunError
-from rlkit.eventlog import History, line_of, read_events, sample_rows
+from rlkit.eventlog import EVENTS_FILE, MONITOR_FILE, History, line_of, read_events, sample_rows, samples_file
 from rlkit.lease import EXPIRES_S, Driver
+from rlkit.live import Live
+from rlkit.tail import read_whole_lines
 
 
 class Recorder:
@@ -27,13 +30,16 @@ class Recorder:
             self.folder.rename(_free_name(self.folder))
         self.folder.mkdir(parents=True, exist_ok=True)
         self.history = History()
-        self.events: list[dict[str, Any]] = read_events(self.folder / "events.jsonl", repair=True)
+        self.events: list[dict[str, Any]] = read_events(self.folder / EVENTS_FILE, repair=True)
         for event in self.events:
             self.history.add(event)
-        self._file = (self.folder / "events.jsonl").open("a", encoding="utf-8")
+        self._file = (self.folder / EVENTS_FILE).open("a", encoding="utf-8")
         self._driver: Driver | None = None
         self._epoch = 0
         self._renewed = 0.0
+        self.live = Live(name)
+        self._observing = threading.Lock()
+        self._monitor = (self.folder / MONITOR_FILE).open("a", encoding="utf-8")
         if self.history.seed is None:
             self._append({"kind": "open", "name": name, "seed": seed})
 
@@ -64,11 +70,13 @@ class Recorder:
         return self._epoch
 
     @ray.method(concurrency_group="control")
-    def renew(self, epoch: int) -> bool:
-        """Keep the lease. False when it has gone to another kernel."""
+    def renew(self, epoch: int, phases: Sequence[Mapping[str, Any]] | None = None) -> bool:
+        """Keep the lease. False when it has gone to another kernel. ``phases`` are those in progress from now on, where they change."""
         if epoch != self._epoch:
             return False
         self._renewed = time.monotonic()
+        if phases is not None:
+            self.live.doing(phases)
         return True
 
     def release(self, epoch: int) -> None:
@@ -79,6 +87,60 @@ class Recorder:
         if epoch != self._epoch:
             raise RunBusyError(f"Run {self.name!r} was taken over by {self._driver}; this kernel no longer drives it.")
 
+    # --- the loop's live state: answered while samples are being written ---------------------------------------------------------------
+
+    @ray.method(concurrency_group="control")
+    def loop(self, epoch: int, total: int | None) -> None:
+        """A loop over ``total`` steps begins; None: it ended."""
+        if epoch == self._epoch:
+            self.live.loop(epoch, total)
+
+    @ray.method(concurrency_group="control")
+    def boundary(self, epoch: int) -> dict[str, Any]:
+        """Where the run is between two steps and what the loop is to do; see `rlkit.live`."""
+        self._check(epoch)
+        committed = self.history.committed
+        return {"committed": committed, "last": self.history.steps.get(committed)} | self.live.boundary(committed, time.time())
+
+    @ray.method(concurrency_group="control")
+    def progress(self, epoch: int, since: float, facts: Mapping[str, Any]) -> None:
+        """How far the phase is that began at ``since``."""
+        if epoch == self._epoch:
+            self.live.progress(since, facts)
+
+    @ray.method(concurrency_group="control")
+    def control(self, verb: str) -> str:
+        """Ask the loop for something, from any kernel; see `rlkit.live`."""
+        return self.live.ask(verb, self.holder() is not None)
+
+    @ray.method(concurrency_group="control")
+    def watch(self, events_at: int, monitor_at: int, most: int) -> dict[str, Any]:
+        """What is new since these places (bytes) in the log and in the monitor's file, at most ``most`` bytes each, and the live state."""
+        holder = self.holder()
+        return {
+            "log": self.events[0]["t"],  # another one: the run was started afresh under this name
+            "events": read_whole_lines(self.folder / EVENTS_FILE, events_at, most),
+            "monitor": read_whole_lines(self.folder / MONITOR_FILE, monitor_at, most),
+            "now": time.time(),
+            "folder": str(self.folder),
+            "committed": self.history.committed,
+            "driver": None if holder is None else str(Driver(**holder)),
+            "live": self.live.state(holder is not None),
+        }
+
+    @ray.method(concurrency_group="control")
+    def observe(self, lines: str) -> None:
+        """Samples of a node's monitor, as lines of JSON."""
+        with self._observing:
+            self._monitor.write(lines)
+            self._monitor.flush()
+
+    @ray.method(concurrency_group="control")
+    def read_samples(self, step: int) -> bytes | None:
+        """The Parquet file of a step's samples; None when there is none."""
+        path = samples_file(self.folder, step)
+        return path.read_bytes() if path.is_file() else None
+
     # --- writing ---------------------------------------------------------------------------------------------------------------------
 
     def append(self, epoch: int, events: Sequence[dict[str, Any]]) -> int:
@@ -86,6 +148,8 @@ class Recorder:
         self._check(epoch)
         for event in events:
             self._append(event)
+            if event["kind"] == "phase":
+                self.live.ended(event["t_start"])
         return len(self.events)
 
     def begin(self, epoch: int, step: int, version: int | None) -> None:
@@ -94,6 +158,7 @@ class Recorder:
         if step != self.history.committed + 1:
             raise RunError(f"Step {step} cannot begin: {self.history.committed + 1} steps are complete.")
         self._append({"kind": "begin", "step": step, "version": version})
+        self.live.step(step)
 
     def commit(self, epoch: int, event: dict[str, Any]) -> None:
         """Complete a step: from here on it is never done again."""
@@ -104,6 +169,7 @@ class Recorder:
         if step != done + 1:
             raise RunError(f"Step {step} is out of order; the next one is {done + 1}.")
         self._append({"kind": "step"} | event)
+        self.live.step(None)
 
     def rewind(self, epoch: int, step: int, why: str) -> None:
         """Go on from the end of ``step`` (-1: from the start)."""
@@ -120,7 +186,7 @@ class Recorder:
         frame = pd.DataFrame(rows)
         if advantages is not None:
             frame["advantage"] = advantages.reshape(-1)
-        target = self.folder / "samples" / f"step-{step:06d}.parquet"
+        target = samples_file(self.folder, step)
         target.parent.mkdir(exist_ok=True)
         part = target.with_suffix(".part")
         frame.to_parquet(part, index=False)

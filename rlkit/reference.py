@@ -19,6 +19,7 @@ from rlkit import actors, models
 from rlkit.config import Spec
 from rlkit.context import Owner
 from rlkit.errors import RlkitError, SpecChangedError
+from rlkit.reprs import Shown
 from rlkit.types import Batch, require
 
 NAME = "reference-"
@@ -57,7 +58,7 @@ class ReferenceSpec(Spec):
         return self.threads or max(1, -int(-self.cpus_per_actor // 1))
 
 
-class Reference:
+class Reference(Shown):
     """A frozen model. `start` makes it; `logprobs` and `close` are the verbs."""
 
     def __init__(self, handles: Sequence[Any], info: Sequence[dict[str, Any]], spec: ReferenceSpec, owner: Owner) -> None:
@@ -137,14 +138,16 @@ class Reference:
             for handle, mine in zip(self._handles, partition(tokens, len(self._handles)), strict=True):
                 for s in mine:
                     pairs[s] = handle.logprobs.options(num_returns=2).remote(rollouts.shards[s], keeps[s], temperature, call)
+            shown = self._owner.progress("reference", len(pairs), "shard")
             try:
                 replies = actors.wait(
                     [reply for _, reply in pairs],
                     what=f"the reference's log-probs of {int(tokens.sum())} tokens",
                     timeout_s=self._spec.reference_timeout_s,
                     setting="ReferenceSpec.reference_timeout_s",
-                    on_tick=_raise_first,
+                    on_tick=lambda done: shown(_raise_first(done)),
                 )
+                shown.close()
             except BaseException:
                 for handle in self._handles:
                     handle.stop.remote(call)
@@ -166,11 +169,13 @@ class Reference:
         return f"Reference({self.version}, {len(self._info)} actor(s), {facts['dtype']} on {facts['device']})"
 
 
-def _raise_first(done: Sequence[Any]) -> None:
+def _raise_first(done: Sequence[Any]) -> int:
+    """How many are done; raises the first error among them."""
     for ref in done:
         reply = actors.get(ref, "the reference's log-probs")
         if isinstance(reply, RlkitError):
             raise reply
+    return len(done)
 
 
 def _living(space: str) -> list[Any]:

@@ -7,6 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 
+class Shown:
+    """Base of what a notebook shows as the text of its repr: with this, its output has an HTML part as well."""
+
+    def _repr_html_(self) -> str:
+        return f"<code style='white-space:pre-wrap'>{html.escape(repr(self))}</code>"
+
+
 def number(value: float) -> str:
     """A number for people: ``0.000123`` -> ``1.23e-04``, ``15300`` -> ``15,300``."""
     if value == 0:
@@ -19,6 +26,19 @@ def number(value: float) -> str:
 def gib(n_bytes: float) -> str:
     """Bytes as GiB, one decimal."""
     return f"{n_bytes / 2**30:.1f} GiB"
+
+
+def duration(seconds: float) -> str:
+    """``0.83 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s" if seconds >= 0.95 else f"{seconds:.2f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h" + (f" {minutes % 60} min" if minutes % 60 else "")
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> str:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,18 +27,20 @@ from rlkit.errors import ConfigError, RunError, SpecChangedError
 from rlkit.ledger import Ledger
 from rlkit.parts import Parts
 from rlkit.placement import Placement, measured_of
+from rlkit.reprs import Shown
 from rlkit.types import Batch, Scored, UpdateStats
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from rlkit.background import Background
     from rlkit.cluster import Cluster
-    from rlkit.steps import Steps
+    from rlkit.steps import Loop, Steps
 
 _open: dict[str, Run] = {}
 
 
-class Run(Parts):
+class Run(Shown, Parts):
     """A named run on a cluster. Making the same run twice in one kernel gives the same object.
 
     Args:
@@ -49,6 +52,7 @@ class Run(Parts):
         keep: how many checkpoints stay on disk.
         takeover: drive the run even though another kernel still does; that kernel's next step fails.
         drive: False only looks at first, and takes the lease when something is to be changed.
+        monitor: False starts no monitors (one small actor a node); the run then has no curves of GPUs and nodes.
 
     Raises:
         ConfigError: an argument of the wrong kind.
@@ -71,6 +75,7 @@ class Run(Parts):
         keep: int = 3,
         takeover: bool = False,
         drive: bool = True,
+        monitor: bool = True,
     ) -> None:
         checkpoints.check_name(name)
         _check_arguments(cluster, seed, checkpoint_every, keep)
@@ -78,11 +83,15 @@ class Run(Parts):
             super().__init__(name, seed, cluster)
             self._stateful: dict[str, Stateful] = {}
             self._phases: list[dict[str, Any]] = []
+            self._background: Background | None = None
+            self._loop: Loop | None = None  # the loop over `steps` in this process
+            self._doing: list[dict[str, Any]] = []  # the phases in progress, outermost first
             self._samples_pending: list[Any] = []
             self._events: list[dict[str, Any]] = []
+            self._reading = threading.Lock()
             self._start_positions: dict[str, Any] = {}
             self._closed = True
-        self.checkpoint_every, self.keep = checkpoint_every, keep
+        self.checkpoint_every, self.keep, self.monitor = checkpoint_every, keep, monitor
         if self._closed or not self._alive():
             self.ledger = Ledger(name, self.namespace, cluster, seed, fresh=not resume)
             self._closed = False
@@ -111,6 +120,45 @@ class Run(Parts):
         if checkpoint_every is not None:
             self.checkpoint_every = checkpoint_every
         return Steps(self, n, progress)
+
+    def start(self, loop: Callable[[Run], Any]) -> Background:
+        """Run ``loop(run)`` in a thread, which keeps the kernel free for buttons and other cells. rlkit prints nothing from there.
+
+        ``loop`` is a function with the `for step in run.steps(n)` in it. The handle says how it went: ``.done``, ``.result(timeout)``
+        (its value, or its error raised), ``.stop()``.
+
+        Raises:
+            RunError: ``loop`` is not a function of the run, or a loop over this run goes on already.
+        """
+        from rlkit.background import start
+
+        return start(self, loop)
+
+    # --- from any kernel: the loop acts between two steps; see `rlkit.live`. All raise RunError when no loop is running ---------------
+
+    def stop(self) -> str:
+        """End the loop after its current step. Returns its state in a word, as the others do."""
+        return self.control("stop")
+
+    def pause(self) -> str:
+        """Let the loop wait after its current step, until `resume` or `stop`."""
+        return self.control("pause")
+
+    def resume(self) -> str:
+        return self.control("resume")
+
+    def single_step(self) -> str:
+        """Let a paused loop do one step and pause again; one that runs pauses after the current step."""
+        return self.control("step")
+
+    def checkpoint_soon(self) -> str:
+        """Let the loop write a checkpoint after its current step."""
+        return self.control("checkpoint")
+
+    def control(self, verb: str) -> str:
+        """Ask the loop for one of `rlkit.live.VERBS`."""
+        answer: str = self.ledger.call("control", verb)
+        return answer
 
     def log(self, step: int, scored: Scored | Batch | None = None, stats: UpdateStats | None = None, **extra: float) -> None:
         """Complete ``step``: its metrics go into the event log, its samples to Parquet, and a due checkpoint is written.
@@ -193,7 +241,8 @@ class Run(Parts):
     @property
     def events(self) -> list[dict[str, Any]]:
         """The whole event log, fetched incrementally."""
-        self._events += self.ledger.call("read", len(self._events))
+        with self._reading:
+            self._events += self.ledger.call("read", len(self._events))
         return self._events
 
     def placement(self, model: str | None = None) -> Placement:
@@ -226,15 +275,28 @@ class Run(Parts):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[dict[str, Any]]:
-        self.ledger.check()
-        with super().phase(name) as facts:
-            facts["t_start"] = time.time()
-            yield facts
-        event = {"kind": "phase", "phase": f"{self._within}{name}", "step": self.step} | facts
+        name, before = f"{self._within}{name}", self._doing
+        now: dict[str, Any] = {"phase": name, "step": self.step, "since": time.time()}
+        self.ledger.check([*before, now])
+        self._doing = [*before, now]
+        try:
+            with super().phase(name) as facts:
+                facts["t_start"] = now["since"]
+                yield facts
+        except BaseException:
+            self.ledger.tell("renew", self.ledger.epoch, before)
+            raise
+        finally:
+            self._doing = before
+        event = {"kind": "phase", "phase": name, "step": self.step} | facts
         if self.step is not None:
             event["positions"] = self._positions()
         self._phases.append(event)
         self.ledger.send(event)
+
+    def report(self, progress: dict[str, Any]) -> None:
+        if self._doing:
+            self.ledger.tell("progress", self.ledger.epoch, self._doing[-1]["since"], progress)
 
     def register_stateful(self, key: str, thing: Stateful) -> None:
         if self._stateful.get(key) is thing:
@@ -260,7 +322,15 @@ class Run(Parts):
     # --- the end ---------------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End every actor of the run. Logs, samples and checkpoints stay on disk; the run can be resumed from its last checkpoint."""
+        """End every actor of the run. Logs, samples and checkpoints stay on disk; the run can be resumed from its last checkpoint.
+
+        Raises:
+            RunError: a loop of `start` goes on.
+        """
+        if self._background is not None and not self._background.done and self._background.thread is not threading.current_thread():
+            raise RunError(
+                f"A loop over run {self.name!r} goes on in a thread: end it with run.stop() and its .result() before run.close()."
+            )
         if self._alive():
             self.ledger.check()
             self._flush_samples()
@@ -300,52 +370,6 @@ def _check_arguments(cluster: Any, seed: Any, checkpoint_every: Any, keep: Any) 
     for what, value, least in (("seed", seed, 0), ("checkpoint_every", checkpoint_every, 0), ("keep", keep, 1)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"rlkit.Run(..., {what}={value!r}): it must be a whole number of at least {least}.")
-
-
-def attach(name: str, cluster: Cluster | None = None, *, takeover: bool = False) -> Run:
-    """The live run of that name, from a fresh kernel, with its full history.
-
-    Reading is always possible. The first call that changes something takes the run over if its kernel is gone, and is refused with
-    `RunBusyError` while another kernel drives it, unless ``takeover`` is True. ``run.sampler()`` and ``run.learner()`` without arguments
-    give its living parts.
-
-    Raises:
-        RunError: no such run is alive; names those that are.
-    """
-    cluster = cluster or _cluster_of(name)
-    recorder = actors.find("recorder", actors.namespace(name))
-    if recorder is None:
-        alive = ", ".join(actors.runs()) or "none"
-        raise RunError(
-            f"No run {name!r} is alive on {cluster.address} (alive: {alive}). rlkit.Run({name!r}, cluster) resumes it from its checkpoint."
-        )
-    return Run(
-        name, cluster, seed=actors.get(recorder.status.remote(), f"attaching to run {name!r}")["seed"], takeover=takeover, drive=False
-    )
-
-
-def _cluster_of(run: str) -> Cluster:
-    """The cluster that this kernel is connected to, else the local one on which the run lives.
-
-    Raises:
-        RunError: no local cluster has it.
-    """
-    from rlkit import localhead
-    from rlkit.cluster import connect, current
-
-    connected = current()
-    if connected is not None:
-        return connected
-    heads = localhead.living()
-    for head in heads:
-        cluster = connect(localhead.spec_of(head))
-        if run in cluster.ps():
-            return cluster
-        cluster.disconnect()
-    raise RunError(
-        f"No run {run!r} is alive on a local cluster (running: {', '.join(head.name for head in heads) or 'none'}). "
-        f"Connect to its cluster first: rlkit.attach({run!r}, rlkit.connect(...))."
-    )
 
 
 @atexit.register

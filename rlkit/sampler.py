@@ -19,11 +19,12 @@ from rlkit.engines.delivery import Delivery
 from rlkit.engines.flight import Flight
 from rlkit.errors import ActorDiedError, ConfigError, RlkitError, RolloutError, SyncError, TooLongError
 from rlkit.pending import PendingRollouts
+from rlkit.reprs import Shown
 from rlkit.types import Prompt, Rollouts
 from rlkit.weights import SyncStats
 
 
-class Sampler:
+class Sampler(Shown):
     """A pool of rollout engines. `start` makes it; `generate`, `sync` and `close` are the verbs."""
 
     def __init__(self, handles: Sequence[Any], info: Sequence[dict[str, Any]], spec: EngineSpec, owner: Owner) -> None:

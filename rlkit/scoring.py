@@ -16,6 +16,7 @@ import numpy as np
 from rlkit import actors
 from rlkit.context import owner_of
 from rlkit.errors import ActorDiedError, ConfigError, RlkitError, RunError
+from rlkit.progress import Asker, Progress
 from rlkit.rewards import apply
 from rlkit.rewards.grading import VERDICTS
 from rlkit.types import Rollouts, Scored, fetch, require
@@ -45,7 +46,10 @@ def score(rollouts: Rollouts, reward: Any, *, timeout_s: float = 30.0, deadline_
     around: AbstractContextManager[dict[str, Any]] = nullcontext({}) if owner is None else owner.phase("reward")
     with around as facts:
         if rollouts.run is not None and any(_is_ref(s) for s in rollouts.shards):
-            shards, summaries = _remote(rollouts, steps, timeout_s, deadline_s)
+            shown = None if owner is None else owner.progress("reward", unit="sample")
+            shards, summaries = _remote(rollouts, steps, timeout_s, deadline_s, shown)
+            if shown is not None:
+                shown.close()
         else:
             scores = [apply.score_shard(fetch(s), steps, timeout_s) for s in rollouts.shards]
             shards, summaries = tuple(_stored(s, rollouts.shards) for s in scores), [apply.summary(s) for s in scores]
@@ -67,7 +71,9 @@ def _stored(scores: Any, shards: Sequence[Any]) -> Any:
     return ray.put(scores)
 
 
-def _remote(rollouts: Rollouts, steps: Sequence[apply.Step], timeout_s: float, deadline_s: float) -> tuple[tuple[Any, ...], list[Any]]:
+def _remote(
+    rollouts: Rollouts, steps: Sequence[apply.Step], timeout_s: float, deadline_s: float, shown: Progress | None
+) -> tuple[tuple[Any, ...], list[Any]]:
     """One call a shard. A grader that died since the last call is replaced once."""
     assert rollouts.run is not None
     space = actors.namespace(rollouts.run)
@@ -84,7 +90,7 @@ def _remote(rollouts: Rollouts, steps: Sequence[apply.Step], timeout_s: float, d
                 what=f"the rewards of {rollouts.shape[0]} prompts x {rollouts.shape[1]}",
                 timeout_s=deadline_s,
                 setting="deadline_s of rl.score",
-                on_tick=_raise_first,
+                on_tick=_raise_first if shown is None else Asker(handles[0].progress.remote, shown.count, _raise_first),
                 on_interrupt=lambda: _stop(handles, call),  # noqa: B023 - called within this round
             )
             return tuple(shard for shard, _ in pairs), summaries

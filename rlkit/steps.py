@@ -15,55 +15,109 @@ no step.
 from __future__ import annotations
 
 import asyncio
-import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
-from rlkit.errors import DeadlineError
+from rlkit.background import current, say
+from rlkit.errors import DeadlineError, RunError
+from rlkit.progress import Progress
 from rlkit.types import Scored, UpdateStats, require
 
 if TYPE_CHECKING:
     from rlkit.run import Run
 
 IDLE_POLL_S = 0.1
+PAUSE_POLL_S = 0.2
 
 
 class Steps:
-    """Iterates over the steps still to do. One loop over a run at a time."""
+    """Iterates over the steps still to do. One loop over a run at a time; what `Run.stop`, `Run.pause` and so on ask for is done here."""
 
     def __init__(self, run: Run, n: int, progress: bool) -> None:
         self.run, self.n, self.progress = run, n, progress
 
     def __iter__(self) -> Iterator[int]:
-        run = self.run
-        run.ledger.check()
-        recover(run)
-        bar = tqdm(total=self.n, initial=min(run.committed + 1, self.n), disable=not self.progress, file=sys.stdout, mininterval=1.0,
-                   desc=run.name, unit="step", ncols=100)  # fmt: skip
-        try:
-            while (step := run.committed + 1) < self.n:
-                learner = run._parts.get("learner")
-                run.begin(step, learner.version if learner is not None else None)
+        for step in self._walk(None):
+            if step is None:
+                time.sleep(PAUSE_POLL_S)
+            else:
                 yield step
-                if run.committed < step:
-                    # The cell did not call run.log: the step still counts, with what its phases measured.
-                    run.commit(step, {})
-                bar.set_postfix_str(headline(run), refresh=False)
-                bar.update(1)
-        finally:
-            run.step = None
-            bar.close()
 
     async def __aiter__(self) -> AsyncIterator[int]:
-        for step in self:
-            yield step
-            await asyncio.sleep(0)  # lets the kernel handle what came in meanwhile, such as a button
+        for step in self._walk(asyncio.current_task()):
+            if step is None:
+                await asyncio.sleep(PAUSE_POLL_S)
+            else:
+                yield step
+                await asyncio.sleep(0)  # lets the kernel handle what came in meanwhile, such as a button
 
     def __len__(self) -> int:
         return max(0, self.n - self.run.committed - 1)
+
+    def _walk(self, task: asyncio.Task[Any] | None) -> Iterator[int | None]:
+        """The steps to do; None while the loop is paused, after which the caller lets a moment pass."""
+        run = self.run
+        run.ledger.check()
+        me = Loop(threading.current_thread(), task)
+        if run._loop is not None and run._loop.goes_on(me):
+            raise RunError(f"{run._loop.where(run.name)} Stop it first with run.stop(), or wait for its end.")
+        run._loop, background = me, current()
+        recover(run)
+        run.start_monitors()
+        first = min(run.committed + 1, self.n)
+        shown = Progress(run.name, self.n, "step", show=self.progress, lasting=True, done=first)
+        run.quiet, run.shown = not self.progress, shown if self.progress else None
+        whole = False
+        run.ledger.call("loop", run.ledger.epoch, self.n)
+        try:
+            while True:
+                at = run.ledger.call("boundary", run.ledger.epoch)
+                step = at["committed"] + 1
+                if at["checkpoint"]:
+                    run.checkpoint() if run.part("learner") is not None else run.note("There is no learner in this run to checkpoint.")
+                if step >= self.n or at["act"] == "stop" or (background is not None and background.stopping):
+                    whole = step >= self.n
+                    break
+                if at["act"] == "wait":
+                    yield None
+                    continue
+                learner = run._parts.get("learner")
+                run.begin(step, learner.version if learner is not None else None)
+                yield step
+                if run._loop is not me:
+                    raise RunError(f"Another loop over run {run.name!r} was started inside this one, which ends here.")
+                if run.committed < step:
+                    # The cell did not call run.log: the step still counts, with what its phases measured.
+                    run.commit(step, {})
+                shown(step + 1, headline(run))
+        finally:
+            if run._loop is me:
+                run.step = run._loop = None
+                run.ledger.tell("loop", run.ledger.epoch, None)
+                run.quiet, run.shown = False, None
+            shown.close(whole=whole)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Where a loop over a run's steps goes on in this process."""
+
+    thread: threading.Thread
+    task: asyncio.Task[Any] | None
+
+    def goes_on(self, other: Loop) -> bool:
+        """Whether this loop is surely still going on beside ``other``. A plain ``for`` that an error ended may be kept by a traceback, so
+        one of the same thread gives way."""
+        if self.task is not None:
+            return not self.task.done() and self.task is not other.task
+        return self.thread is not other.thread and self.thread.is_alive() and self.thread is not threading.main_thread()
+
+    def where(self, name: str) -> str:
+        place = "an async loop" if self.task is not None else f"a loop in thread {self.thread.name!r}"
+        return f"Run {name!r} is driven by {place} of this kernel already."
 
 
 def headline(run: Run) -> str:
@@ -125,7 +179,7 @@ def idle(learner: Any, name: str) -> dict[str, Any]:
                 f"run with rlkit kill {name}."
             )
         if not told and waited > 1.0:
-            print(f"Waiting for the learner of run {name!r}, which is still busy with {state['busy']} from before.", flush=True)
+            say(f"Waiting for the learner of run {name!r}, which is still busy with {state['busy']} from before.")
             told = True
         time.sleep(IDLE_POLL_S)
 

@@ -21,11 +21,11 @@ import numpy as np
 
 from rlkit.config import SampleSpec
 from rlkit.errors import BatchError
-from rlkit.reprs import html_table, number
+from rlkit.reprs import Shown, html_table, number
 
 
 @dataclass(frozen=True)
-class Prompt:
+class Prompt(Shown):
     """One problem as it goes to the model.
 
     ``messages`` is a tuple of ``{"role": ..., "content": ...}``; ``template`` names the entry of `rlkit.templates` that turns them into
@@ -51,7 +51,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(Shown):
     """One response of a group, fetched to look at it or handed to a reward."""
 
     prompt: Prompt
@@ -118,7 +118,7 @@ def fetch(ref: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Rollouts:
+class Rollouts(Shown):
     """P prompts x G samples, resting in the object store."""
 
     id: str
@@ -218,7 +218,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Shown):
     """Scored rollouts with an advantage a sample: what the learner takes."""
 
     scored: Scored
@@ -255,7 +255,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class UpdateStats:
+class UpdateStats(Shown):
     """What one `Learner.update` did. ``metrics`` holds the scalars for the event log (names ``group/name``)."""
 
     policy_version: int  # after the update

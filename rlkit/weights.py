@@ -18,7 +18,7 @@ import numpy as np
 from rlkit import transfer
 from rlkit.checksum import checksum_all
 from rlkit.errors import SyncError
-from rlkit.reprs import number
+from rlkit.reprs import Shown, number
 from rlkit.types import fetch
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class WeightManifest:
+class WeightManifest(Shown):
     """One version of the weights. A tied output layer is left out: an engine that has one checks it against the input embedding."""
 
     version: int
@@ -57,7 +57,7 @@ class WeightManifest:
 
 
 @dataclass(frozen=True)
-class SyncStats:
+class SyncStats(Shown):
     """What `Sampler.sync` did. ``checksum_ok`` is always True: a sync whose checksums differ raises SyncError."""
 
     version: int

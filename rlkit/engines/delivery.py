@@ -59,18 +59,21 @@ class Delivery:
         """What the engines said that took the weights."""
         for info in infos:
             info["version"] = None
+        shown = self._crew.owner.progress("sync")
         loads = {handle: handle.load_weights.remote(manifest) for handle in handles}
         limit: dict[str, Any] = {
             "what": f"{len(handles)} engine(s) to take policy version {manifest.version} "
             f"({manifest.bytes / 2**20:.0f} MiB) by {manifest.transport}",
             "timeout_s": self._crew.spec.sync_timeout_s,
             "setting": SETTING,
+            "on_tick": lambda _: shown(),
         }
         if manifest.transport == transfer.NCCL:
             self._together([*loads.values(), learner.controller.broadcast.remote()], **limit)
         while True:
             try:
                 replies = actors.wait(list(loads.values()), **limit)
+                shown.close()
                 break
             except ActorDiedError as error:
                 dead = [handle for handle, load in loads.items() if _died(load)]

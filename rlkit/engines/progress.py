@@ -1,4 +1,4 @@
-"""A text bar over a rollout, fed by the engines' own counts."""
+"""Progress of a rollout, from the engines' own counts."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 from rlkit import actors
 from rlkit.errors import ActorDiedError
+from rlkit.progress import Progress
 
 
-class Progress:
-    """A text bar over the samples of a rollout, for those that take longer than half a second.
+class RolloutProgress:
+    """Feeds a `Progress` of samples while a rollout is waited for.
 
     ``handles`` may change meanwhile. Engines may be asked for parts of the call under names that begin with ``call``.
     """
 
     EVERY_S = 0.5
 
-    def __init__(self, handles: Sequence[Any], call: str, total: int) -> None:
-        self._handles, self._call, self._total = handles, call, total
+    def __init__(self, handles: Sequence[Any], call: str, shown: Progress) -> None:
+        self._handles, self._call, self._shown = handles, call, shown
         self._last = self._begun = time.monotonic()
         self._asked: dict[Any, Any] = {}  # reference -> engine
         self._done: dict[tuple[Any, str], dict[str, Any]] = {}  # (engine, call) -> what it last said
-        self._bar: Any = None
 
     def __call__(self, done: list[Any]) -> None:
         import ray
@@ -48,16 +48,11 @@ class Progress:
         self._last = now
 
     def _show(self, now: float) -> None:
-        from tqdm import tqdm
-
         samples = sum(r["samples"] for r in self._done.values())
         tokens = sum(r["tokens"] for r in self._done.values())
-        if self._bar is None:
-            self._bar = tqdm(total=self._total, desc="rollout", unit="sample", leave=False)
-            self._bar.start_t -= now - self._begun
-        self._bar.n = min(samples, self._total)
-        self._bar.set_postfix_str(f"{tokens / max(now - self._begun, 1e-9):,.0f} tokens/s")
+        self._shown(min(samples, self._shown.total or 0), f"{tokens / max(now - self._begun, 1e-9):,.0f} tokens/s")
 
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+    def close(self, whole: bool) -> None:
+        if whole:
+            self._shown(self._shown.total)
+        self._shown.close(whole)

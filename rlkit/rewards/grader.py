@@ -45,6 +45,11 @@ class Grader:
         self._stopped.add(call)
 
     @ray.method(concurrency_group="control")
+    def progress(self) -> tuple[int, int] | None:
+        """(items done, items in all) of what a pool of worker processes is working on; None when none is."""
+        return next((p.progress for p in (apply._pool, grading._pool) if p is not None and p.progress is not None), None)
+
+    @ray.method(concurrency_group="control")
     def info(self) -> dict[str, Any]:
         """Process ids of the grader and of its workers, and the node."""
         pools = [p for p in (grading._pool, apply._pool) if p is not None]

@@ -145,6 +145,7 @@ class KillablePool:
         self.memory_limit = memory_limit or 0
         self.cpu_clock = cpu_clock
         self.start_timeout_s = start_timeout_s
+        self.progress: tuple[int, int] | None = None  # (items done, items in all) of the call in progress
         self.started = 0  # processes ever started: the first ones and replacements
         self._alive: list[_Worker] = []
         self._lock = threading.Lock()
@@ -181,6 +182,8 @@ class KillablePool:
             except BaseException:  # KeyboardInterrupt as well: a worker may be in the middle of something
                 self._reset()
                 raise
+            finally:
+                self.progress = None
 
     def _run(self, task: Task, items: list[bytes], timeout_s: float, stop_at_failure: bool) -> list[Outcome | None]:
         out: list[Outcome | None] = [None] * len(items)
@@ -189,6 +192,7 @@ class KillablePool:
         # A few items a message saves round trips; few enough that the last worker is not left with many.
         chunk = max(1, min(16, len(items) // (4 * self.workers)))
         while left:
+            self.progress = len(items) - left, len(items)
             if cancelled is not None and cancelled():
                 raise Cancelled
             self._feed(task, items, todo, chunk)

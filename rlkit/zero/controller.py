@@ -87,6 +87,14 @@ class Controller:
         return self._memory
 
     @ray.method(concurrency_group="control")
+    def progress(self) -> tuple[int, int] | None:
+        """(micro-batches that rank 0 has begun, micro-batches in all) of the call in progress; None when there is none."""
+        if self._busy is None or not self._ranks:
+            return None
+        found: tuple[int, int] = self._wait("rank 0's progress", [self._ranks[0].progress.remote()], 10.0, SETTING)[0]
+        return found
+
+    @ray.method(concurrency_group="control")
     def stop(self, call: str) -> None:
         """Stop the update with this id before its first optimizer step; later it runs to its end."""
         self._stopped = call

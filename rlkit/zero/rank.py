@@ -39,6 +39,11 @@ class Rank:
         """Ask the call with this id to stop before its first optimizer step."""
         self._stopped = call
 
+    @ray.method(concurrency_group="control")
+    def progress(self) -> tuple[int, int]:
+        """(micro-batches begun, micro-batches in all) of the update or log-probs in progress."""
+        return self.trainer.done, self.trainer.total
+
     def where(self) -> tuple[str, str, int]:
         """(node id, this node's IP address, a port that is free on it)."""
         with socket.socket() as free:

@@ -117,6 +117,7 @@ class Trainer:
     def __init__(self, engine: Engine, peers: Peers) -> None:
         self.engine, self.peers = engine, peers
         self.steps = 0
+        self.done = self.total = 0  # micro-batches of the call in progress
 
     def update(self, job: Job, stopped: Callable[[], bool]) -> dict[str, Any]:
         """All optimizer steps of a job. Collective.
@@ -129,6 +130,8 @@ class Trainer:
         tally = Tally()
         held = self._fetch(job, tally)
         once = len(job.order) == 1
+        rounds = [share.rounds for share in job.shares]
+        self.done, self.total = 0, sum(rounds[m] for m in job.order) + (0 if once else sum(rounds))
         if not once:
             with timed(tally.seconds, "old_logprobs"):
                 self._old_logprobs(held, tally, stopped)
@@ -145,6 +148,7 @@ class Trainer:
         """Add the gradient of a one-mini-batch job to what is accumulated. Collective. Raises as `update`; then *all* of it is dropped."""
         tally = Tally()
         held = self._fetch(job, tally)
+        self.done, self.total = 0, job.shares[0].rounds
         self._forward_backward(held, 0, tally, stopped, measure=True)
         self._gate(job, tally)
         tally.steps = 1
@@ -165,6 +169,7 @@ class Trainer:
         """shard -> (N,) float32 log-probs of all its response tokens, for the shards that this rank owns. Collective."""
         held = self._fetch(job, Tally())
         share = job.shares[0]
+        self.done, self.total = 0, share.rounds
         out: dict[int, np.ndarray] = {}
         for s in owned:
             shard = held.shards[s]
@@ -285,6 +290,7 @@ class Trainer:
             )
 
     def _forward(self, held: Held, rows: Rows | None, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        self.done += 1
         arrange = layout.varlen if self.engine.varlen else layout.padded
         if rows is None:  # an empty micro-batch: one row whose loss counts nothing, through the same modules as any other
             return self.engine(arrange([np.zeros(3, np.int64)], np.array([2])), temperature)

@@ -119,6 +119,8 @@ def test_the_wheel_has_data_and_configs(wheel):
         ("rlkit/assets", "rlkit/assets", "*.json"),
         ("rlkit", "rlkit", "*.py"),
         ("widgets", "rlkit/widgets", "*.py"),
+        ("widgets/front", "rlkit/widgets/front", "*.js"),
+        ("widgets/front", "rlkit/widgets/front", "*.css"),
     ]:
         assert names(source, pattern)
         assert names(source, pattern) <= packed(target, pattern)

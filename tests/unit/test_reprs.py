@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+import rlkit
+from rlkit.background import Background
 from rlkit.reprs import gib, html_table, number
+from rlkit.watch import Changes, RunState, Source
+from rlkit.weights import SyncStats
 
 
 @pytest.mark.parametrize(
@@ -33,6 +37,33 @@ def test_number(value, text):
 def test_gib():
     assert gib(3 * 2**30) == "3.0 GiB"
     assert gib(2**29) == "0.5 GiB"
+
+
+def test_every_object_has_an_html_part_and_a_text_part():
+    """What a notebook saves of an object is a picture or a table and text, also where nothing but the repr is worth showing."""
+    for name in (
+        "Run",
+        "Sampler",
+        "Learner",
+        "Reference",
+        "Cluster",
+        "Tasks",
+        "Rollouts",
+        "Scored",
+        "Batch",
+        "UpdateStats",
+        "Prompt",
+        "Sample",
+    ):
+        shown = getattr(rlkit, name)
+        assert callable(shown._repr_html_), name
+        assert shown.__repr__ is not object.__repr__, name
+    for shown in (SyncStats, Background, RunState, Changes, Source):
+        assert callable(shown._repr_html_), shown
+        assert shown.__repr__ is not object.__repr__, shown
+    stats = rlkit.UpdateStats(3, {"policy/loss": 0.5}, 1.0)
+    assert stats._repr_html_() == f"<code style='white-space:pre-wrap'>{stats!r}</code>"
+    assert "<b>" not in rlkit.Prompt("<b>", ())._repr_html_()
 
 
 def test_html_table_escapes_every_cell():

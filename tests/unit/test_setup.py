@@ -14,14 +14,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load():
-    spec = importlib.util.spec_from_file_location("setup_env", ROOT / "scripts" / "setup_env.py")
+def load(name="setup_env"):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 setup_env = load()
+setup_browser = load("setup_browser")
 
 
 @pytest.fixture(scope="module")
@@ -225,3 +226,67 @@ def test_a_finished_environment_is_left_alone_within_a_second(tmp_path):
 )
 def test_a_missing_cpu_build_of_torch_is_explained(line, hint):
     assert setup_env.lacks_cpu_torch([line]) is hint
+
+
+# --- the browser -------------------------------------------------------------------------------------------------------------------------
+
+
+def put_program(folder: Path, name: str, script: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def only_path(tmp_path, monkeypatch):
+    """A folder that is the whole PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("RLKIT_CHROMIUM", raising=False)
+    return tmp_path
+
+
+def test_a_chromium_that_starts_is_found_and_nothing_is_installed(only_path, capsys):
+    put_program(only_path, "chromium", "echo 'install the snap first' >&2; exit 1")  # as Ubuntu's package without snap
+    path = put_program(only_path, "google-chrome", "echo Google Chrome 150")
+    put_program(only_path, "apt-get", f"echo called >> {only_path}/calls")
+    assert setup_browser.main(["--find"]) == 0
+    assert capsys.readouterr().out.strip() == str(path)
+    assert setup_browser.main([]) == 0
+    assert not (only_path / "calls").exists()
+
+
+def test_find_installs_nothing_and_says_what_does(only_path, capsys):
+    put_program(only_path, "apt-get", f"echo called >> {only_path}/calls")
+    assert setup_browser.main(["--find"]) == 3
+    assert "make setup-browser" in capsys.readouterr().err
+    assert not (only_path / "calls").exists()
+
+
+def test_a_named_browser_that_does_not_start_is_refused(only_path, monkeypatch, capsys):
+    monkeypatch.setenv("RLKIT_CHROMIUM", str(put_program(only_path, "mine", "exit 1")))
+    assert setup_browser.main([]) == 3
+    assert "mine', which does not start as a browser" in capsys.readouterr().err
+
+
+def test_a_machine_without_apt_get_and_a_user_who_is_not_root_are_told(only_path, monkeypatch, capsys):
+    assert setup_browser.main([]) == 3
+    assert "no apt-get" in capsys.readouterr().err
+    put_program(only_path, "apt-get", f"echo called >> {only_path}/calls")
+    monkeypatch.setattr(setup_browser.os, "geteuid", lambda: 1000)
+    assert setup_browser.main([]) == 3
+    assert "sudo apt-get install --no-install-recommends chromium" in capsys.readouterr().err
+    assert not (only_path / "calls").exists()
+
+
+def test_the_installation_that_was_asked_for_and_one_that_fails(only_path, monkeypatch, capsys):
+    monkeypatch.setattr(setup_browser.os, "geteuid", lambda: 0)
+    apt = f'echo "$@" >> {only_path}/calls'
+    put_program(only_path, "apt-get", f"{apt}; echo 'E: no such package'; exit 100")
+    assert setup_browser.main([]) == 2
+    assert "E: no such package" in capsys.readouterr().err
+    chromium = f"[ $1 = update ] || {{ echo '#!/bin/sh' > {only_path}/chromium; echo 'echo Chromium 150' >> {only_path}/chromium; "
+    put_program(only_path, "apt-get", f"{apt}; {chromium}/bin/chmod +x {only_path}/chromium; }}")
+    assert setup_browser.main([]) == 0
+    assert (only_path / "calls").read_text().splitlines()[-1] == "install --yes --no-install-recommends chromium fonts-dejavu-core"
+    assert "Chromium 150" in capsys.readouterr().out

@@ -1,0 +1,174 @@
+"""`RolloutBrowser`: the completions of any step and prompt, with what the graders said of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlkit.errors import RunError
+from rlkit.reprs import html_table
+from rlkit.widgets.panel import Panel
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KEPT = 4  # steps whose samples are kept in memory
+LOOK_S = 2.0  # for a prompt in other steps
+STEPS_BESIDE = 8  # steps that are put side by side
+CUT = 4000  # characters of a response that the browser gets
+TOKENS = 2000  # tokens of a response that it gets
+ROWS = 6  # samples in the static picture
+
+
+class RolloutBrowser(Panel):
+    """Any step, any prompt of it: its group of completions; groups that went wrong; one prompt through the steps.
+
+    Reads the samples that ``run.log(step, scored, ...)`` keeps; a step that was logged without them says so.
+    """
+
+    kind: ClassVar[str] = "rollouts"
+    title: ClassVar[str] = "Rollouts"
+
+    def __init__(self, run: Any) -> None:
+        super().__init__(run)
+        self._frames: dict[int, pd.DataFrame] = {}
+
+    def spec(self) -> dict[str, Any]:
+        return super().spec() | {"source": 0}
+
+    def answer(self, ask: dict[str, Any]) -> dict[str, Any]:
+        """Answer a question of the browser: the groups of a step, a group, a prompt in other steps.
+
+        Raises:
+            RunError: the step has no samples, or they cannot be read from here.
+        """
+        what = ask.get("what")
+        if what == "step":
+            return {"groups": self.groups(int(ask["step"]))}
+        if what == "group":
+            return self.group(int(ask["step"]), str(ask["prompt"]))
+        if what == "across":
+            return self.across(str(ask["prompt"]))
+        return super().answer(ask)
+
+    def groups(self, step: int) -> list[dict[str, Any]]:
+        """The step's prompts, with what filters need: counts of wrong, unparsed and truncated answers, no spread.
+
+        Raises:
+            RunError: the step has no samples here.
+        """
+        out = []
+        for prompt, rows in self._samples(step).groupby("prompt_id", sort=False):
+            rewards, verdicts = rows["reward"].to_numpy(float), rows["verdict"]
+            out.append(
+                {
+                    "prompt": str(prompt),
+                    "question": str(rows["question"].iloc[0])[:300],
+                    "reward": plain(rewards.mean()),
+                    "wrong": int((verdicts == "wrong").sum()),
+                    "unparsed": int((verdicts == "unparsed").sum()),
+                    "truncated": int((rows["finish_reason"] == "length").sum()),
+                    "no_spread": bool((rewards == rewards[0]).all()),
+                }
+            )
+        return out
+
+    def group(self, step: int, prompt: str) -> dict[str, Any]:
+        """A prompt's completions at a step.
+
+        Raises:
+            RunError: the step has no samples here, or not that prompt.
+        """
+        frame = self._samples(step)
+        rows = frame[frame["prompt_id"] == prompt]
+        if not len(rows):
+            raise RunError(f"Prompt {prompt!r} is not in step {step}.")
+        first = rows.iloc[0]
+        return {"question": first["question"], "answer": first["answer"], "samples": [sample(row) for _, row in rows.iterrows()]}
+
+    def across(self, prompt: str) -> dict[str, Any]:
+        """A prompt's completions at the newest steps that had it, oldest first; looks for two seconds at most."""
+        steps = [int(s) for s in self.watched.steps["step"]]
+        found: list[dict[str, Any]] = []
+        end, looked = time.monotonic() + LOOK_S, 0
+        for step in reversed(steps):
+            if len(found) == STEPS_BESIDE or time.monotonic() > end:
+                break
+            looked += 1
+            try:
+                frame = self._samples(step)
+            except RunError:
+                continue
+            rows = frame[frame["prompt_id"] == prompt]
+            if len(rows):
+                found.append({"step": step, "reward": plain(rows["reward"].mean()), "samples": [sample(row) for _, row in rows.iterrows()]})
+        said = f"In {len(found)} of the newest {looked} of {len(steps)} steps"
+        return {"steps": found[::-1], "said": said + (f"; at most {STEPS_BESIDE} are shown." if len(found) == STEPS_BESIDE else ".")}
+
+    def _samples(self, step: int) -> pd.DataFrame:
+        if step not in self._frames:
+            frame = self.watched.source.samples(step)
+            while len(self._frames) >= KEPT:
+                self._frames.pop(next(iter(self._frames)))
+            self._frames[step] = frame
+        return self._frames[step]
+
+    # --- static --------------------------------------------------------------------------------------------------------------------------
+
+    def table(self) -> str:
+        """Some samples of the newest step as an HTML table."""
+        steps = self.watched.steps["step"]
+        if not len(steps):
+            return "<p>No step is complete yet.</p>"
+        step = int(steps[-1])
+        try:
+            frame = self._samples(step)
+        except RunError as error:
+            return html_table(("rollouts",), [[str(error)]])
+        worth = frame.iloc[:: max(1, len(frame) // ROWS)].head(ROWS)
+        rows = [
+            (
+                row["question"][:80],
+                row["response"][:160],
+                row["n_tokens"],
+                row["finish_reason"],
+                row["verdict"] or "",
+                f"{row['reward']:+.2f}",
+            )
+            for _, row in worth.iterrows()
+        ]
+        return html_table(
+            ("question", "response", "tokens", "finish", "verdict", "reward"), rows, f"{len(rows)} of {len(frame)} samples of step {step}"
+        )
+
+    def static_html(self) -> str:
+        return self.framed(self.table())
+
+    def text(self) -> str:
+        steps = self.watched.steps["step"]
+        return f"RolloutBrowser({self.watched.name!r}, {f'steps 0 to {int(steps[-1])}' if len(steps) else 'no step is complete yet'})"
+
+
+def sample(row: Any) -> dict[str, Any]:
+    """One sample as JSON."""
+    parts = {name.removeprefix("reward/"): plain(value) for name, value in row.items() if name.startswith("reward/")}
+    tokens, logprobs = row["tokens"][:TOKENS], row["logprobs"][:TOKENS]
+    response = str(row["response"])
+    return {
+        "response": response if len(response) <= CUT else response[:CUT] + f"… ({len(response) - CUT:,} more characters)",
+        "n_tokens": int(row["n_tokens"]),
+        "tokens": [int(t) for t in tokens],
+        "logprobs": [plain(v) for v in logprobs],
+        "finish_reason": row["finish_reason"],
+        "verdict": row["verdict"],
+        "extracted": row["extracted"],
+        "reward": plain(row["reward"]),
+        "advantage": plain(row.get("advantage")),
+        "parts": parts,
+    }
+
+
+def plain(value: Any) -> float | None:
+    """A number as JSON takes it: null for what is not finite."""
+    return float(value) if value is not None and math.isfinite(value) else None
