@@ -21,7 +21,7 @@ class Board:
     def show(self) -> None:
         """Scroll to it: a view that nobody can see is not drawn."""
         self.notebook.cell(self.text)
-        expect(self.root).to_be_visible()
+        expect(self.root).to_be_visible(timeout=60_000)  # in a page that was opened again the kernel is asked for it
 
     def look(self, code: str) -> Any:
         """What JavaScript finds in the view, named ``root``; None while there is no view. Waits for nothing."""

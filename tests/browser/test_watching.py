@@ -91,10 +91,10 @@ def test_a_rollout_is_one_click_away(story):
         expect(header).to_contain_text(f"{row.n_tokens} tokens")
         expect(header).to_contain_text("advantage")
     sample.first.get_by_text("tokens and log-probs").click()
-    expect(sample.first.locator(".rlkit-tokens span")).to_have_count(rows["n_tokens"].iloc[0])
+    expect(sample.first.locator(".rlkit-tokens span")).to_have_count(int(rows["n_tokens"].iloc[0]))
     wrong = frame[frame["verdict"] == "wrong"]["prompt_id"].nunique()
     rollouts.get_by_role("combobox").select_option("wrong")
-    expect(group).to_have_count(wrong)
+    expect(group).to_have_count(int(wrong))
     rollouts.get_by_role("combobox").select_option("all")
     rollouts.get_by_role("button", name="This prompt in other steps").click()
     expect(rollouts.locator(".rlkit-across")).to_contain_text("step 0", timeout=60_000)
@@ -202,7 +202,7 @@ def test_a_cluster_that_goes_away_leaves_a_stale_badge_and_no_error(story):
         notebook.wait(lambda board=board: "stale: last read" in board.badges(), "the badge", 60)
         assert board.points() == len(story.done)
         assert notebook.errors() == []
-        assert notebook.messages == []
+        assert notebook.faults() == []
 
 
 INK = "return root.querySelector('.rlkit-plot').layout.font.color"
