@@ -102,7 +102,7 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=WAIT_S)
         self.messages: list[dict[str, Any]] = []  # {"type", "bytes", "content"} of every message so far
-        self._socket = zmq.Context.instance().socket(zmq.SUB)
+        self._socket: Any = zmq.Context.instance().socket(zmq.SUB)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.subscribe(b"")
         self._socket.connect(self.manager._make_url("iopub"))

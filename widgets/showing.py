@@ -5,7 +5,8 @@ the run as it was at the end. The second is the widget, only when a browser is t
 widget is alive, and a widget's output that nothing brings to life (a notebook that is opened without its kernel).
 
 A live front end is one that says so: JupyterLab (and Notebook 7, which is made of it) names the cell in the request to execute it, nbclient
-(papermill, ``nbconvert --execute``, ``jupyter execute``) does not. ``RLKIT_WIDGETS=1`` or ``0`` decides where that is wrong; `rlkit run` sets it to 0.
+(papermill, ``nbconvert --execute``, ``jupyter execute``) does not. ``RLKIT_WIDGETS=1`` or ``0`` decides where that is wrong; `rlkit run`
+sets it to 0.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Board:
     def show(self) -> None:
         """Scroll to it: a view that nobody can see is not drawn."""
         self.notebook.cell(self.text)
-        expect(self.root).to_be_visible()
+        expect(self.root).to_be_visible(timeout=60_000)  # in a page that was opened again the kernel is asked for it
 
     def look(self, code: str) -> Any:
         """What JavaScript finds in the view, named ``root``; None while there is no view. Waits for nothing."""
@@ -29,10 +29,11 @@ class Board:
         return found[0].evaluate(f"root => {{ {code} }}") if found else None
 
     def curve(self, title: str) -> list[float]:
-        """The x values that plotly has drawn for the first curve of a chart; empty while there is none."""
+        """The x values that plotly has drawn for the first curve of a chart, scrolled to; empty while there is none."""
         found = self.look(
             "const titles = [...root.querySelectorAll('.rlkit-chart-title')];"
             f"const plot = titles.find(t => t.textContent === {title!r})?.closest('.rlkit-chart').querySelector('.rlkit-plot');"
+            "plot?.scrollIntoView({ block: 'nearest' });"
             "const lines = (plot?.data ?? []).filter(t => t.hoverinfo !== 'skip' && t.yaxis !== 'y2');"
             "return lines.length ? [...lines[0].x] : [];"
         )
@@ -65,14 +66,12 @@ class Board:
     def button(self, name: str) -> Locator:
         return self.root.get_by_role("button", name=name, exact=True)
 
-    def press(self, name: str) -> str:
-        """Click one of the run's buttons; returns the answer that appears below them."""
+    def press(self, name: str, answer: str) -> None:
+        """Click one of the run's buttons, and see its answer appear below them."""
         self.show()
         expect(self.button(name)).to_have_attribute("aria-disabled", "false", timeout=60_000)
         self.button(name).click()
-        reply = self.root.locator("[data-kind='controls'] [role='status']")
-        expect(reply).to_be_visible(timeout=60_000)
-        return reply.inner_text()
+        expect(self.root.locator("[data-kind='controls'] [role='status']")).to_have_text(answer, timeout=60_000)
 
 
 class Log:

@@ -134,6 +134,10 @@ class Notebook:
         expect(self.page.locator(".jp-Dialog")).to_have_count(0)
         self.wait(lambda: self.kernel_status() == "idle", "the kernel to restart")
 
+    def faults(self) -> list[str]:
+        """What the page's console has of errors of a widget; JupyterLab's own warnings are none of ours."""
+        return [text for text in self.messages if text.startswith("pageerror") or "rlkit" in text or "anywidget" in text]
+
     def save(self) -> None:
         self.app("await app.shell.currentWidget.context.save()")
 

@@ -17,6 +17,6 @@ def test_the_quickstart_runs_in_jupyterlab(lab, open_notebook):
     assert all(notebook.counts()), notebook.counts()
     expect(notebook.cell("rl.headless.result(")).to_contain_text('"steps": 3')
     assert {urlsplit(url).hostname for url in notebook.requests if not url.startswith(("data:", "blob:"))} == {"127.0.0.1"}
-    assert notebook.messages == []
+    assert notebook.faults() == []
     lab.end_sessions()
     assert lab.kernels() == []

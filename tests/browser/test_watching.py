@@ -46,27 +46,27 @@ def test_curves_gain_points_while_the_cell_runs(story):
     drawn = board.curve("Reward")
     assert drawn == list(range(len(drawn)))
     assert more <= len(drawn) <= len(story.log.steps())
-    assert len(board.curve("Entropy")) >= more
-    assert len(board.curve("CPU")) >= 2
+    notebook.wait(lambda: len(board.curve("Entropy")) >= more, "another metric's curve")
+    notebook.wait(lambda: len(board.curve("CPU")) >= 2, "samples of the machine")
     expect(board.root).to_contain_text("No GPU: the curves are those of the CPU side.")
     assert "step" in board.state()
 
 
 def test_pause_single_step_and_resume(story):
     board, log = story.board, story.log
-    assert board.press("Pause") == "The loop pauses after this step."
+    board.press("Pause", "The loop pauses after this step.")
     board.wait_state("paused")
     held = log.steps()
     assert len(log.events("begin")) == len(held)  # no step is half done
     board.notebook.page.wait_for_timeout(3000)  # several steps' time
     assert log.steps() == held
-    board.press("Single step")
+    board.press("Single step", "One step, then a pause.")
     board.notebook.wait(lambda: len(log.steps()) > len(held), "the single step")
     board.wait_state("paused")
     board.notebook.page.wait_for_timeout(3000)
     assert len(log.steps()) == len(held) + 1
     board.wait_points(len(held) + 1)
-    board.press("Resume")
+    board.press("Resume", "The loop goes on.")
     board.wait_points(len(held) + 3)
 
 
@@ -91,10 +91,10 @@ def test_a_rollout_is_one_click_away(story):
         expect(header).to_contain_text(f"{row.n_tokens} tokens")
         expect(header).to_contain_text("advantage")
     sample.first.get_by_text("tokens and log-probs").click()
-    expect(sample.first.locator(".rlkit-tokens span")).to_have_count(rows["n_tokens"].iloc[0])
+    expect(sample.first.locator(".rlkit-tokens span")).to_have_count(int(rows["n_tokens"].iloc[0]))
     wrong = frame[frame["verdict"] == "wrong"]["prompt_id"].nunique()
     rollouts.get_by_role("combobox").select_option("wrong")
-    expect(group).to_have_count(wrong)
+    expect(group).to_have_count(int(wrong))
     rollouts.get_by_role("combobox").select_option("all")
     rollouts.get_by_role("button", name="This prompt in other steps").click()
     expect(rollouts.locator(".rlkit-across")).to_contain_text("step 0", timeout=60_000)
@@ -120,7 +120,7 @@ def test_a_chip_says_what_it_means_and_a_curve_obeys_the_keyboard(story):
 
 def test_stop_ends_an_async_loop_and_the_next_cells_run(story):
     board, notebook = story.board, story.notebook
-    assert board.press("Stop after this step") == "The loop ends after this step."
+    board.press("Stop after this step", "The loop ends after this step.")
     expect(notebook.cell("background = run.start(loop)")).to_contain_text("Background(run 'watched', running)", timeout=60_000)
     assert len(story.log.steps()) < ENDLESS["steps"] // 2
     assert notebook.errors() == []
@@ -131,7 +131,7 @@ def test_stop_ends_an_async_loop_and_the_next_cells_run(story):
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_both_themes_at_both_widths(story, theme, width):
     board, notebook = story.board, story.notebook
-    notebook.page.set_viewport_size({"width": width, "height": 3000})
+    notebook.page.set_viewport_size({"width": width, "height": 3000 if width > 1000 else 5500})  # a chart out of sight is not drawn
     board.show()
     notebook.theme(theme)
     expect(board.root.locator(".rlkit-sample").first).to_be_visible()
@@ -165,9 +165,9 @@ def test_another_kernel_watches_and_stops_the_run(story):
     board = Board(other, ATTACH)
     seen = board.wait_points(len(story.log.steps()))
     board.wait_points(seen + 2)
-    assert board.press("Stop after this step") == "The loop ends after this step."
+    board.press("Stop after this step", "The loop ends after this step.")
     asked = time.time()
-    board.wait_state("no loop is running")
+    board.wait_state("stopped|no loop is running")
     story.notebook.wait_idle()
     done = story.log.steps()
     assert [event for event in story.log.events("begin") if event["t"] > asked] == []
@@ -179,14 +179,20 @@ def test_another_kernel_watches_and_stops_the_run(story):
 
 
 def test_after_a_restart_of_the_kernel_the_whole_history_is_there(story):
-    notebook = story.notebook
-    notebook.restart()
-    expect(notebook.cell(BOARD).locator(".rlkit-picture").first).to_be_visible()  # in place of the widget, which is dead
-    notebook.run(ATTACH)
-    notebook.wait_idle()
-    board = story.board = Board(notebook, ATTACH)
+    story.notebook.restart()
+    story.notebook.run(ATTACH)
+    story.notebook.wait_idle()
+    board = Board(story.notebook, ATTACH)
     assert board.wait_points(len(story.done)) == len(story.done)
     assert board.curve("Reward") == story.done
+    story.notebook.save()
+    story.notebook.close()
+    story.notebook = Notebook(story.context, story.lab, story.path)
+    old = story.notebook.cell(BOARD)  # its widget went with the kernel: the picture is in its place, as it was at the end
+    expect(old.locator(".rlkit-picture").first).to_be_visible()
+    expect(old.locator(".rlkit-picture img[alt^='Reward:']")).to_be_visible()
+    story.board = Board(story.notebook, ATTACH)
+    assert story.board.wait_points(len(story.done)) == len(story.done)
 
 
 def test_a_cluster_that_goes_away_leaves_a_stale_badge_and_no_error(story):
@@ -196,7 +202,7 @@ def test_a_cluster_that_goes_away_leaves_a_stale_badge_and_no_error(story):
         notebook.wait(lambda board=board: "stale: last read" in board.badges(), "the badge", 60)
         assert board.points() == len(story.done)
         assert notebook.errors() == []
-        assert notebook.messages == []
+        assert notebook.faults() == []
 
 
 INK = "return root.querySelector('.rlkit-plot').layout.font.color"

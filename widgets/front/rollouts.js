@@ -6,7 +6,7 @@ const FILTERS = [["all", "all groups"], ["wrong", "with a wrong answer"], ["unpa
 class Rollouts {
   constructor(view, spec, at) {
     Object.assign(this, { view, spec, at, step: null, follow: true, loading: null, prompt: null, groups: [] });
-    this.input = h("input", { type: "number", min: 0, "aria-label": "Step", onchange: () => this.go(Number(this.input.value)) });
+    this.input = h("input", { type: "number", min: 0, "aria-label": "Step", onchange: () => this.go(Number(this.input.value)), onkeydown: (e) => this.enter(e) });
     const move = (d) => () => this.go((this.step ?? 0) + d);
     this.filter = h("select", { onchange: () => this.list() }, ...FILTERS.map(([v, t]) => h("option", { value: v }, t)));
     const newest = h("button", { type: "button", onclick: () => this.newest() }, "Newest");
@@ -81,6 +81,14 @@ class Rollouts {
     }, h("span", { className: "rlkit-q" }, g.question), h("span", { className: "rlkit-marks" },
       `reward ${number(g.reward)}`, g.wrong ? ` · ${g.wrong} wrong` : "", g.unparsed ? ` · ${g.unparsed} unparsed` : "", g.truncated ? ` · ${g.truncated} truncated` : "", g.no_spread ? " · no spread" : ""))));
     if (this.groups.length && !shown.length) this.groupsNode.replaceChildren(h("p", { className: "rlkit-note" }, "No group of this step is so."));
+  }
+
+  // Enter in the field of the step: JupyterLab would take it for the cell.
+  enter(event) {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.go(Number(this.input.value));
   }
 
   key(event) {

@@ -13,9 +13,7 @@ function stateWords(state, now) {
   else words.push(`${state.committed + 1} steps complete`);
   if (state.phase) words.push(`${state.phase}${since}`);
   else if (state.control === "paused" && since) words.push(`since ${since.slice(2)}`);
-  const p = state.progress;
-  if (state.waiting_for) words.push(`waiting for ${state.waiting_for}`);  // with how much of it is done
-  if (p?.left_s) words.push(`about ${duration(p.left_s)} left`);
+  if (state.waiting_for) words.push(`waiting for ${state.waiting_for}`);  // with how much of it is done, and the time left
   if (!state.looping && state.looping !== undefined && state.control === "run") words.push("no loop is running");
   return words.join(" · ");
 }

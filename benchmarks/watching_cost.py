@@ -1,0 +1,130 @@
+"""What an open dashboard costs a run: step times with and without one, in one kernel, in turns.
+
+    python benchmarks/watching_cost.py [--pairs 12] [--steps 4]
+
+A Jupyter kernel trains the tiny model (16 prompts x 8 samples a step) in cells of a few steps; before every other cell a `Dashboard` is
+opened, and closed after it. Cells are run as JupyterLab runs them, so the dashboard sends what it would send to a page. Which of a pair
+comes first changes from pair to pair. The figure is the mean over pairs of (time with / time without), with a 95 % interval from their
+spread. It needs a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import machine
+from jupyter_client.manager import KernelManager
+
+SETUP = """
+import os, time
+os.environ["RLKIT_HOME"] = {home!r}
+import rlkit as rl
+from rlkit.widgets import Dashboard
+cluster = rl.connect("laptop", storage={home!r})
+run = rl.Run("watched", cluster)
+tasks, sampler, learner = rl.load_tasks("arithmetic"), run.sampler("tiny"), run.learner("tiny", lr=1e-4)
+
+def block(steps):
+    begun = time.perf_counter()
+    for step in run.steps(run.committed + 1 + steps, progress=False):
+        rollouts = sampler.generate(tasks.batch(16), n=8, max_tokens=48, progress=False)
+        scored = rl.score(rollouts, rl.rewards.Math())
+        stats = learner.update(rl.advantages(scored, "grpo"))
+        sampler.sync(learner)
+        run.log(step, scored, stats)
+    print((time.perf_counter() - begun) / steps)
+"""
+
+
+class Kernel:
+    """A Jupyter kernel that runs cells as JupyterLab asks for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._manager = KernelManager(transport="ipc", ip=f"{folder}/k")
+        self._manager.start_kernel(cwd=str(Path.cwd()))
+        self._client = self._manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=120)
+
+    def run(self, code: str, cell: str) -> tuple[str, int, int]:
+        """(what the cell printed, messages of widgets meanwhile, their bytes)."""
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": True,
+        }
+        message = self._client.session.msg("execute_request", content)
+        message["metadata"] = {"cellId": cell}
+        self._client.shell_channel.send(message)
+        printed, count, size = "", 0, 0
+        while True:
+            reply: dict[str, Any] = self._client.get_iopub_msg(timeout=600)
+            kind = reply["msg_type"]
+            if kind == "error":
+                raise SystemExit("\n".join(reply["content"]["traceback"]))
+            if kind == "stream" and reply["content"]["name"] == "stdout":
+                printed += reply["content"]["text"]
+            if kind == "comm_msg":
+                count += 1
+                size += len(json.dumps(reply["content"])) + sum(len(b) for b in reply["buffers"])
+            ours = reply["parent_header"].get("msg_id") == message["header"]["msg_id"]
+            if ours and reply["content"].get("execution_state") == "idle":
+                return printed, count, size
+
+    def end(self) -> None:
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=4)
+    args = parser.parse_args()
+    seconds: dict[str, list[float]] = {"with": [], "without": []}
+    messages = size = 0
+    with tempfile.TemporaryDirectory() as folder:
+        kernel = Kernel(Path(folder))
+        kernel.run(SETUP.format(home=folder), "setup")
+        try:
+            kernel.run(f"block({args.steps})", "warm")
+            for pair in range(args.pairs):
+                for which in ("with", "without") if pair % 2 else ("without", "with"):
+                    if which == "with":
+                        kernel.run("board = Dashboard(run)\nboard", "board")
+                    printed, count, sent = kernel.run(f"block({args.steps})", "block")
+                    seconds[which].append(float(printed.splitlines()[-1]))
+                    if which == "with":
+                        messages, size = messages + count, size + sent
+                        kernel.run("board.close()", "close")
+        finally:
+            kernel.run("run.close(); cluster.shutdown()", "end")
+            kernel.end()
+    if not messages:
+        raise SystemExit("The dashboard sent nothing: it was not watched.")
+    ratios = [a / b for a, b in zip(seconds["with"], seconds["without"], strict=True)]
+    error = statistics.stdev(ratios) / len(ratios) ** 0.5
+    result = {
+        "pairs": args.pairs,
+        "steps_a_block": args.steps,
+        "seconds_a_step": {name: round(statistics.mean(values), 4) for name, values in seconds.items()},
+        "ratio": round(statistics.mean(ratios), 4),
+        "ratio_median": round(statistics.median(ratios), 4),
+        "interval_95": [round(statistics.mean(ratios) - 1.96 * error, 4), round(statistics.mean(ratios) + 1.96 * error, 4)],
+        "messages": messages,
+        "bytes": size,
+    }
+    print(json.dumps(result))
+    machine.save("watching_cost", result)
+
+
+if __name__ == "__main__":
+    main()
