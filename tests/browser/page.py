@@ -28,7 +28,7 @@ class Notebook:
         self.page.set_default_timeout(30_000)
         self.page.set_viewport_size({"width": size[0], "height": size[1]})
         self.page.on("console", lambda m: self.messages.append(f"{m.type}: {m.text}") if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda e: self.messages.append(f"pageerror: {e}"))
+        self.page.on("pageerror", lambda e: self.messages.append(f"pageerror: {e.stack}"))
         self.page.on("request", lambda r: self.requests.append(r.url))
         name = path.relative_to(lab.notebooks).as_posix()
         self.page.goto(f"{lab.url}lab/tree/{name}?token={lab.token}&reset", wait_until="domcontentloaded")
