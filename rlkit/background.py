@@ -101,7 +101,10 @@ def start(run: Run, loop: Callable[[Run], Any]) -> Background:
     run.ledger.check()
     from rlkit.progress import NotebookLine, in_notebook
 
-    made = run._background = Background(run, loop, NotebookLine() if in_notebook() else None)
+    line = NotebookLine() if in_notebook() else None
+    if line is not None:
+        line.begin(f"{run.name}: in the background")  # here: an output made in the loop's thread would lie below another cell
+    made = run._background = Background(run, loop, line)
     made.thread.start()
     return made
 

@@ -203,6 +203,10 @@ class NotebookLine(Line):
         super().__init__()
         self._handle: Any = None
 
+    def begin(self, text: str) -> None:
+        """Make the output where this is called."""
+        self._put(text, None)
+
     def show(self, text: str, share: float | None) -> None:
         if self._handle is None or time.monotonic() - self._shown >= REDRAW_S:
             self._put(text, share)

@@ -132,7 +132,7 @@ def test_a_notebook_gets_one_output_that_changes(clock, monkeypatch):
 
     monkeypatch.setattr("IPython.display.display", display)
     line = NotebookLine()
-    line.show("a < b", None)
+    line.begin("a < b")  # as `run.start` does in the cell's thread, before the loop's has anything to say
     line.show("too soon", 0.5)
     clock.t = 1.0
     line.show("half", 0.5)
