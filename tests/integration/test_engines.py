@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import ray
 
-from rlkit import actors
+from rlkit import actors, progress
 from rlkit.config import EngineSpec
 from rlkit.context import Owner
 from rlkit.errors import ConfigError, ModelError, RolloutError, SpecChangedError
@@ -165,15 +165,19 @@ def test_log_probs_can_be_left_out(vllm):
     assert all((s.logprobs == 0).all() and len(s.logprobs) == len(s.tokens) for s in without.samples())
 
 
-def test_an_interrupted_cell_leaves_idle_engines(vllm, capsys):
+def test_an_interrupted_cell_leaves_idle_engines(vllm, capsys, monkeypatch):
     """Ctrl-C in a rollout of a minute: the cell ends at once, and so do the engines' calls."""
+    monkeypatch.setattr(progress, "SHOW_AFTER_S", 0.3)
+    monkeypatch.setattr(progress, "LOG_S", 0.3)
     timer = threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         vllm.generate(PROMPTS * 30, n=32, max_tokens=100, min_tokens=100)
     assert time.monotonic() - begun < 10
-    assert "tokens/s" in capsys.readouterr().err  # the bar had been shown
+    said = capsys.readouterr().err
+    assert "tokens/s" in said
+    assert "stopped after" in said
     begun = time.monotonic()
     rollouts = vllm.generate(PROMPTS[:2], n=1, max_tokens=4)
     assert time.monotonic() - begun < 10
