@@ -331,8 +331,8 @@ class Learner(Shown):
         if changed:
             listed = "; ".join(f"{k} is {a!r}, asked for {b!r}" for k, (a, b) in sorted(changed.items()))
             raise SpecChangedError(
-                f"Run {self._owner.name!r} has a learner with other settings: {listed}. Ask for the same, or learner.close() it first "
-                "(save a checkpoint if its training matters)."
+                f"Run {self._owner.name!r} has a learner with other settings: {listed}. run.learner() without arguments takes it as it is; "
+                "else ask for the same, or learner.close() it first (save a checkpoint if its training matters)."
             )
 
 

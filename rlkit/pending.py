@@ -17,6 +17,7 @@ No thread waits meanwhile: the engines work on their own.
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -127,8 +128,8 @@ class PendingRollouts(Shown):
         return f"PendingRollouts({len(self._asked)} prompts x {self._sampling.n}, policy version {self._version}, {self._state})"
 
     def __del__(self) -> None:
-        import sys
-
+        if self._state != "in flight" or sys is None or sys.is_finalizing():  # at the interpreter's end modules are gone, and so is Ray
+            return
         ray: Any = sys.modules.get("ray")
-        if self._state == "in flight" and ray is not None and ray.is_initialized():
+        if ray is not None and ray.is_initialized():
             self._flight.abort()

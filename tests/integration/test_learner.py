@@ -103,7 +103,10 @@ def check_against_torch(owner, path, shards, stage, ranks, **changes):
     assert not actors.names(owner.namespace)
 
 
-@pytest.mark.parametrize(("stage", "ranks"), [(0, 1), (1, 2), (2, 2), (3, 2)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("stage", "ranks"), [pytest.param(0, 1, marks=SLOW), pytest.param(1, 2, marks=SLOW), (2, 2), (3, 2)])
 def test_three_steps_equal_a_plain_torch_loop(owner, path, shards, stage, ranks):
     check_against_torch(owner, path, shards, stage, ranks)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from clusters import two_nodes
 
+pytestmark = pytest.mark.slow
 CHECK = Path(__file__).parent / "seats_check.py"
 
 
