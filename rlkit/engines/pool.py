@@ -103,6 +103,6 @@ def _refuse_other(known: dict[str, dict[str, Any]], model: str, spec: EngineSpec
         if changes:
             listed = "; ".join(f"{k} is {a!r}, asked for {b!r}" for k, (a, b) in itertools.islice(changes.items(), 8))
             raise SpecChangedError(
-                f"This run's {name} has other settings: {listed}. run.sampler() without arguments takes it as it is; to start over with the "
-                "new ones, pass restart=True."
+                f"This run's {name} has other settings: {listed}. run.sampler() without arguments takes it as it is; to start over with "
+                "the new ones, pass restart=True."
             )

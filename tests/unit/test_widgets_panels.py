@@ -288,17 +288,8 @@ def test_two_dashboards_on_one_run_each_read_all_of_it(log):
 def test_compare_lays_curves_over_each_other_and_lists_differences(log, tmp_path):
     other = Log(tmp_path / "more", seed=1)
     for one, lr in ((log, 1e-4), (other, 2e-4)):
-        one.write(
-            {
-                "kind": "part",
-                "t": 1000.0,
-                "name": "learner",
-                "model": "tiny",
-                "spec": {"lr": lr, "zero_stage": 2},
-                "asked": {"lr": lr},
-                "seconds": 1.0,
-            }
-        )
+        made = {"kind": "part", "t": 1000.0, "name": "learner", "model": "tiny", "seconds": 1.0}
+        one.write(made | {"spec": {"lr": lr, "zero_stage": 2}, "asked": {"lr": lr}})
     log.steps(2)
     other.steps(5)
     both = compare(log.folder, other.folder)
