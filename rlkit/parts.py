@@ -72,7 +72,7 @@ class Parts(Owner):
         with self._making("sampler", model, spec, asked):
             if restart:
                 self._end("engine-")  # their seats are asked for below
-            held = self._seating.take(layout) if (layout := self._layout("sampler", model, spec)) else False
+            held = self._hold("sampler", model, spec)
             living = sum(n.startswith("engine-") for n in self.ps())
             engines = spec.engines or 1
             if not living or engines == (self._recorded("sampler", "engines") or 1):  # else they are refused by name
@@ -99,7 +99,7 @@ class Parts(Owner):
         with self._making("learner", model, spec, asked):
             if not alive:
                 self._end("learner", "rank-")  # also ranks whose controller died
-                held = self._seating.take(layout) if (layout := self._layout("learner", model, spec)) else False
+                held = self._hold("learner", model, spec)
                 self._seats("learner", spec.world, spec.cpus_per_rank, 0.0 if held else spec.gpus_per_rank)
             made = self._parts["learner"] = Learner.start(model, spec, self)
         if not alive and not first:
@@ -188,6 +188,12 @@ class Parts(Owner):
         if filled:
             self.note(f"run.{name}: placement chose {', '.join(f'{k}={b!r}' for k, (_, b) in filled.items())}.\n{chosen[2]!r}")
         return spec
+
+    def _hold(self, name: str, model: str, spec: Any) -> bool:
+        """Whether a part's processes get seats from this run, on cards that it then holds; else Ray places them."""
+        layout = self._layout(name, model, spec)
+        seated = any(n.startswith(("engine-", "rank-", "reference-")) for n in self.ps())
+        return layout is not None and self._seating.take(layout, empty=not seated)
 
     def _layout(self, name: str, model: str, spec: Any) -> Placement | None:
         """Who sits where when a part is made of ``spec``; None on a cluster with less than two GPUs, where nothing is dealt."""

@@ -41,12 +41,16 @@ class Seating:
         self._layout: Placement | None = None
         self._held: Mapping[str, Sequence[str]] = {}
 
-    def take(self, layout: Placement) -> bool:
+    def take(self, layout: Placement, empty: bool = False) -> bool:
         """Hold the cards that ``layout`` shares; returns whether processes get their seats here from now on.
+
+        ``empty``: nobody sits yet, so cards that an earlier layout held are given back first.
 
         Raises:
             ResourceError: not so many are free.
         """
+        if empty:
+            release(self._space)
         spread = layout.spread
         self._layout = layout
         ips = {layout.nodes[at].id: layout.nodes[at].ip for at in spread}

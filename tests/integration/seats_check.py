@@ -98,8 +98,14 @@ def growing(cluster: rl.Cluster) -> dict[str, Any]:
     four = free_gpus(0.0)
     nodes = {seat.node_id for i in range(4) if (seat := run.seat(f"rank-{i}")) is not None}
     same = run.seat("rank-1") == before
+    # All parts are made again with whole cards: what was held is given back, and Ray places them.
+    whole = run._seating.take(layout(cluster, ENGINE.but(gpus_per_engine=1), RANKS.but(gpus_per_rank=1)), empty=True)
+    back, seat = free_gpus(4.0), run.seat("rank-1")
+    run._seating.take(layout(cluster), empty=True)
+    again = free_gpus(2.0)
     run.close()
-    return {"two": two, "four": four, "nodes": len(nodes), "same": same, "closed": free_gpus(4.0)}
+    closed = free_gpus(4.0)
+    return {"two": two, "four": four, "nodes": len(nodes), "same": same, "whole": [whole, back, seat], "again": again, "closed": closed}
 
 
 def main() -> None:
