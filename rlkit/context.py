@@ -83,6 +83,9 @@ class Owner:
         """Say ``text`` to the reader. `Run` keeps it in the event log too, with ``facts``."""
         say(text)
 
+    def check(self) -> None:
+        """Refuse a change by a kernel that does not drive the run (any more). `Run` looks at its lease; a plain owner has none."""
+
     def seat(self, name: str) -> Seat | None:
         """Where the actor of that name has to sit; None leaves it to Ray."""
         return None

@@ -66,6 +66,32 @@ def line_of(event: Mapping[str, Any]) -> str:
     return json.dumps(_finite(event), separators=(",", ":"), allow_nan=False) + "\n"
 
 
+def is_event(value: Any) -> bool:
+    """Whether a JSON value is a line of the log: it has a kind, a time where it has one, and what its kind needs."""
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str) or not is_number(value.get("t", 0.0)):
+        return False
+    kind, step = value["kind"], value.get("step")
+    if kind in ("step", "begin", "rewind") and not (isinstance(step, int) and abs(step) < 2**53):
+        return False
+    if kind == "step":
+        metrics = value.get("metrics", {})
+        return "t" in value and isinstance(metrics, dict) and all(v is None or is_number(v) for v in metrics.values())
+    if kind == "phase":
+        times = (value.get("seconds"), value.get("t_start"))
+        return isinstance(value.get("phase"), str) and all(v is None or is_number(v) for v in times) and (step is None or is_number(step))
+    return kind != "part" or isinstance(value.get("name"), str)
+
+
+def is_sample(value: Any) -> bool:
+    """Whether a JSON value is a line of the monitor's file."""
+    return isinstance(value, dict) and "node" in value and is_number(value.get("t"))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a number that a float holds; JSON has whole numbers of any size."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**1000)
+
+
 def read_events(path: Path, repair: bool = False) -> list[dict[str, Any]]:
     """The events of a log file. A last line without its newline is what a crash left: it is ignored, and cut off with ``repair``.
 
@@ -86,7 +112,7 @@ def read_events(path: Path, repair: bool = False) -> list[dict[str, Any]]:
             event = json.loads(line)
         except ValueError as error:  # not JSON, or not even UTF-8
             raise RunError(f"{path}, line {n} is not JSON ({getattr(error, 'msg', error)}); {damaged}") from error
-        if not isinstance(event, dict) or "kind" not in event:
+        if not is_event(event):
             raise RunError(f"{path}, line {n} is not an event; {damaged}")
         out.append(event)
     return out

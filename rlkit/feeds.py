@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from rlkit import actors, monitor
 from rlkit.errors import ActorDiedError, DeadlineError, RlkitError, RunError
-from rlkit.eventlog import EVENTS_FILE, MONITOR_FILE
+from rlkit.eventlog import EVENTS_FILE, MONITOR_FILE, is_event, is_sample
 from rlkit.tail import parse, read_whole_lines
 
 CHUNK = 4 * 2**20  # bytes of log a call
@@ -55,10 +55,10 @@ class Places:
         """Parse what follows; returns whether there may be more."""
         self.events += len(raw_events)
         self.monitor += len(raw_monitor)
-        events, complaints = parse(raw_events, EVENTS_FILE, "kind")
+        events, complaints = parse(raw_events, EVENTS_FILE, is_event)
         at = events[-1].get("t", 0.0) if events else 0.0
         into.events += events + [{"t": at, "kind": "note", "text": text} for text in complaints]
-        into.monitor += parse(raw_monitor, MONITOR_FILE, "node")[0]
+        into.monitor += parse(raw_monitor, MONITOR_FILE, is_sample)[0]
         return max(len(raw_events), len(raw_monitor)) > CHUNK // 2
 
 
@@ -117,6 +117,7 @@ class LiveFeed:
         self.folder: Path | None = folder
         self._recorder: Any = None
         self._asked: Any = None  # the call on its way
+        self._connection: Any = None  # of this kernel to a cluster
         self._asked_at = (0, 0)
         self._places = Places()
         self._log: float | None = None  # of which log the places are
@@ -156,9 +157,15 @@ class LiveFeed:
         import ray
         from ray.exceptions import RayError
 
+        from rlkit.cluster import current
+
         if not ray.is_initialized():
             self._asked = self._recorder = None
             return None
+        connection = ray.get_runtime_context().get_job_id()
+        if connection != self._connection:  # handles of an earlier connection are of a cluster that is gone
+            self._asked = self._recorder = None
+            self._connection, self.cluster = connection, current() or self.cluster
         try:
             if self._asked is None:
                 recorder = self._find()
@@ -185,7 +192,7 @@ class LiveFeed:
 
     def _read_disk(self, out: Read) -> None:
         """Take what the recorder wrote and could not tell any more."""
-        if self._log is None or self.folder is None:
+        if self.folder is None:
             return
         while self._places.take(
             read_whole_lines(self.folder / EVENTS_FILE, self._places.events, CHUNK),

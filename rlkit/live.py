@@ -106,6 +106,8 @@ class Live:
                     f"No loop over run {self.name!r} is running; nothing to {verb}. Controls act on a `for step in run.steps(n)`, "
                     f"an `async for` over it, or run.start(loop), between two steps."
                 )
+            if self._wish == "stop" and verb not in ("stop", "checkpoint"):
+                raise RunError(f"The loop over run {self.name!r} was asked to stop and ends after its current step; it cannot {verb} now.")
             if verb == "checkpoint":
                 self._checkpoint = True
             elif verb == "step":

@@ -55,6 +55,9 @@ class Parts(Owner):
     def part(self, name: str) -> Any | None:
         return self._parts.get(name)
 
+    def check(self) -> None:
+        self.ledger.check()
+
     def seat(self, name: str) -> Seat | None:
         return self._seating.of(name)
 
@@ -71,6 +74,8 @@ class Parts(Owner):
         spec = self._chosen("sampler", model, asked)
         with self._making("sampler", model, spec, asked):
             if restart:
+                if (old := self._parts.pop("sampler", None)) is not None:
+                    old.close()  # with what it has under way
                 self._end("engine-")  # their seats are asked for below
             held = self._hold("sampler", model, spec)
             living = sum(n.startswith("engine-") for n in self.ps())

@@ -3,16 +3,17 @@
 `Sampler.generate` asks at once. `Sampler.submit` leaves that to the notebook, so that engines sample while the learner trains on the
 rollout before (one step off-policy):
 
-    ahead = sampler.submit(tasks.batch(16), n=8)
+    ahead = None
     for step in run.steps(100):
-        rollouts = ahead.result()
+        rollouts = (ahead or sampler.submit(tasks.batch(16), n=8)).result()
         ahead = sampler.submit(tasks.batch(16), n=8)                        # with the weights of now
         scored = rl.score(rollouts, rl.rewards.Math())
         stats = learner.update(rl.advantages(scored, "grpo"), tis_cap=2.0)  # a learner with max_lag=1
         sampler.sync(learner)                                               # once the rollout under way is complete
         run.log(step, scored, stats)
 
-No thread waits meanwhile: the engines work on their own.
+No thread waits meanwhile: the engines work on their own. The first one is sent inside the loop, so that a loop that is resumed goes on in
+the task set's order; it leaves out the prompts that were under way when the loop before it ended.
 """
 
 from __future__ import annotations

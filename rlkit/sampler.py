@@ -127,6 +127,7 @@ class Sampler(Shown):
                 f"sampler.submit lets engines sample while the learner works, but {taken} makes them take turns. Give them cards of their "
                 "own (learner.gpus_per_rank 1, sampler.gpus_per_engine 1), or call generate."
             )
+        self._owner.check()
         pending = self._send(asked, spec, first, submitted=True)
         self._under_way.add(pending)
         return pending
@@ -309,7 +310,10 @@ class Sampler(Shown):
         return stats
 
     def close(self) -> None:
-        """End the engines. Rollouts that they made are lost with them; running it again changes nothing."""
+        """End the engines. Rollouts that they made are lost with them, those under way are cancelled; running it again changes nothing."""
+        for pending in list(self._under_way):
+            pending.cancel()
+        self._under_way.clear()
         self._crew.close()
         if self._owner.turns.sampler is self:
             self._owner.turns.sampler = None

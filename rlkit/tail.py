@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,15 @@ def read_whole_lines(path: Path, at: int, most: int) -> bytes:
         return b""
 
 
-def parse(raw: bytes, what: str, required: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """(objects with the key ``required``, complaints about other lines) of lines of JSON."""
+def parse(raw: bytes, what: str, good: Callable[[Any], bool]) -> tuple[list[dict[str, Any]], list[str]]:
+    """(objects that are ``good``, complaints about other lines) of lines of JSON."""
     found, complaints = [], []
     for line in raw.split(b"\n")[:-1]:
         try:
             value = json.loads(line)
         except ValueError:  # not JSON, or not even UTF-8
             value = None
-        if isinstance(value, dict) and required in value:
+        if good(value):
             found.append(value)
         else:
             complaints.append(f"A line of {what} is damaged and was left out: {line[:80].decode(errors='replace')!r}.")

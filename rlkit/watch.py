@@ -126,18 +126,16 @@ class Source(Shown):
         """
         import io
 
-        import pandas as pd
-
         folder = self.folder
         if folder is None:
             raise RunError(f"{self.name} is a cluster and has no samples; watch one of its runs.")
         path = samples_file(folder, step)
         if path.is_file():
-            return pd.read_parquet(path)
+            return _frame(path, step)
         raw = self._feed.samples(step)
         if raw is None:
             raise RunError(f"No samples of step {step} at {path}: it was not logged with scored rollouts, or they are still being written.")
-        return pd.read_parquet(io.BytesIO(raw))
+        return _frame(io.BytesIO(raw), step)
 
     def control(self, verb: str) -> str:
         """Ask the run's loop for "stop", "pause", "resume", "step" or "checkpoint"; returns its state in a word.
@@ -155,6 +153,21 @@ class Source(Shown):
 
     def __repr__(self) -> str:
         return f"Source({self._feed!r}{', closed' if self._closed else ''})"
+
+
+def _frame(file: Any, step: int) -> pd.DataFrame:
+    """Raises:
+    RunError: it is no Parquet file of samples.
+    """
+    import pandas as pd
+
+    try:
+        frame = pd.read_parquet(file)
+    except (OSError, ValueError) as error:  # pyarrow's are of these
+        raise RunError(f"The samples of step {step} cannot be read: {error}") from error
+    if "reward" not in frame:
+        raise RunError(f"The file of step {step} holds no samples.")
+    return frame
 
 
 def source(what: Any) -> Source:

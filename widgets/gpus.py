@@ -38,7 +38,8 @@ class GpuMonitor(Panel):
         since = max(float(table["t"][-1]) for table in nodes.values()) - PICTURE_S
         spans = [Span(a, b, PHASE_COLORS.get(name, COLORS[6])) for name, a, b in recent(self.watched, since)]
         recents = {node: int(table["t"].searchsorted(since)) for node, table in nodes.items()}
-        first = min(float(table["t"][recents[node]]) for node, table in nodes.items())
+        # A node that left long ago has no sample in the picture's time.
+        first = min(float(table["t"][recents[node]]) for node, table in nodes.items() if recents[node] < len(table["t"]))
         labels = (clock(first), clock(since + PICTURE_S))
         many = len(nodes) > 1
 

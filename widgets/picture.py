@@ -98,7 +98,7 @@ def chart(
     if not any(g.any() for g in good):
         return frame([*out, text(LEFT, HEIGHT / 2, "nothing logged yet" if not flagged else f"{flagged} values, none finite")], alt, width)
     x0 = float(min(x.min() for x, _, _ in seen))
-    x1 = max(float(max(x.max() for x, _, _ in seen)), x0 + 1e-9)
+    x1 = max(float(max(x.max() for x, _, _ in seen)), x0 + least(x0))
     lows = [
         float((y - (0 if s is None else np.nan_to_num(s, posinf=0)))[g].min()) for (_, y, s), g in zip(seen, good, strict=True) if g.any()
     ]
@@ -152,6 +152,11 @@ def chart(
 Lane = tuple[str, str, Sequence[tuple[float, float]]]
 
 
+def least(x: float) -> float:
+    """The least width of an axis that begins at ``x``: one that a float still tells apart, also of seconds since 1970."""
+    return max(1e-9, abs(x) * 1e-9)
+
+
 def lanes(title: str, rows: Sequence[Lane], x_labels: tuple[str, str], width: int = 2 * WIDTH) -> Drawing:
     """Spans in lanes: ``rows`` are (name, colour, [(start, end), ...])."""
     alt = f"{title}: " + (", ".join(name for name, _, _ in rows) or "nothing yet")
@@ -159,7 +164,7 @@ def lanes(title: str, rows: Sequence[Lane], x_labels: tuple[str, str], width: in
     every = [edge for _, _, spans in rows for span in spans for edge in span]
     if not every:
         return frame([*out, text(90, TOP + 12, "no phase has ended yet")], alt, width, height)
-    x0, x1 = min(every), max(max(every), min(every) + 1e-9)
+    x0, x1 = min(every), max(max(every), min(every) + least(min(every)))
 
     def at(x: float) -> float:
         return 88 + (x - x0) / (x1 - x0) * (width - 96)

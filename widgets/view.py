@@ -224,6 +224,12 @@ class View(anywidget.AnyWidget):
             self._thread.start()
 
     def _feed_forever(self) -> None:
+        try:
+            self._feed_until_over()
+        finally:
+            self.feeding = False  # after an error too: the next question of the page starts it again
+
+    def _feed_until_over(self) -> None:
         while True:
             self._wake.wait(TICK_S)
             asked = self._wake.is_set()

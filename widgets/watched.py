@@ -47,6 +47,7 @@ class Watched:
         self.restarts = 0
         self.lock = threading.RLock()  # held while the tables are read or changed
         self._begun: int | None = None
+        self._lag_told = False  # by the updates themselves; else it is guessed from the rollout of the same step
 
     def poll(self) -> bool:
         """Read what is new; True when there was something. Never raises for a run that went away."""
@@ -116,6 +117,9 @@ class Watched:
             before = float(self.steps["t"][-1])
             self.clock_back = max(self.clock_back, before - t)
             t = max(t, before)  # a curve over time must not fold back on itself
+        lag = event.get("metrics", {}).get("update/policy_lag")
+        if lag is not None:
+            self.lag, self._lag_told = int(lag), True
         self.steps.append({"step": event["step"], "t": t} | {name: finite(value) for name, value in event.get("metrics", {}).items()})
 
     def _cut_after(self, step: int) -> None:
@@ -126,7 +130,7 @@ class Watched:
         name = str(event["phase"]).rpartition("/")[2]  # an evaluation's rollouts are rollouts
         version = event.get("policy_version")
         if isinstance(version, int):
-            if name == "rollout" and event.get("step") is not None and self._begun is not None:
+            if name == "rollout" and event.get("step") is not None and self._begun is not None and not self._lag_told:
                 self.lag = self._begun - version
             self.versions[name] = version
         start, seconds = event.get("t_start"), event.get("seconds")

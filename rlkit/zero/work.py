@@ -180,7 +180,7 @@ def plan(work: Work, objective: Objective, spec: TrainSpec, version: int, steps:
             tuple(order),
             objective,
             work.temperature,
-            work.comparable,
+            work.comparable and work.policy_version == version,  # an older policy's log-probs are others
             work.policy_version,
             int(rows.lengths.sum()),
             work.recorded,
@@ -193,6 +193,7 @@ def plan(work: Work, objective: Objective, spec: TrainSpec, version: int, steps:
         "update/tokens": float(real * epochs),
         "update/samples": float(len(rows)),
         "update/optimizer_steps": float(len(order)),
+        "update/policy_lag": float(version - work.policy_version),
     }
     return jobs, facts
 

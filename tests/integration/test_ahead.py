@@ -18,7 +18,7 @@ from rlkit.learner import Learner
 from rlkit.sampler import Sampler
 
 HF = {"engine": "hf", "cpus_per_engine": 0.1, "threads": 1, "max_model_len": 128}
-TRAIN = {"zero_stage": 2, "lr": 1e-2, "cpus_per_rank": 0.1, "threads": 1, "max_logprob_gap": 100.0}
+TRAIN = {"zero_stage": 2, "lr": 1e-2, "cpus_per_rank": 0.1, "threads": 1}
 ASK = {"n": 2, "max_tokens": 16, "min_tokens": 16}
 PROMPTS = ["w1 w2 w3", "w4 w5", "w6 w7 w8"]
 
@@ -99,6 +99,10 @@ def test_what_is_cancelled_or_forgotten_ends_on_the_engine(model, owner):
     gc.collect()
     assert until(idle)
     assert sampler.generate(PROMPTS, progress=False, **ASK).shape == (3, 2)
+    pending = sampler.submit(PROMPTS * 10, **long)
+    sampler.close()
+    with pytest.raises(RolloutError, match="was cancelled"):
+        pending.result()
 
 
 def test_an_engine_that_dies_meanwhile_costs_no_sample(model, owner):

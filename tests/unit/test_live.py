@@ -42,6 +42,15 @@ def test_pause_step_resume(live):
     assert [act(live, 1), act(live, 2)] == ["go", "go"]
 
 
+@pytest.mark.parametrize("verb", ["pause", "resume", "step"])
+def test_a_stop_is_not_taken_back(live, verb):
+    live.ask("stop", True)
+    with pytest.raises(RunError, match=f"ends after its current step; it cannot {verb} now"):
+        live.ask(verb, True)
+    assert live.ask("checkpoint", True) == "stopping"
+    assert act(live) == "stop"
+
+
 def test_two_clicks_on_step_are_one_step(live):
     live.ask("pause", True)
     assert act(live) == "wait"

@@ -8,7 +8,7 @@ import pytest
 
 from rlkit import watch
 from rlkit.errors import RunError
-from rlkit.eventlog import History, line_of
+from rlkit.eventlog import History, is_event, line_of, read_events
 from rlkit.tail import parse, read_whole_lines
 
 
@@ -142,7 +142,41 @@ def test_a_long_log_is_read_in_chunks_of_whole_lines(tmp_path):
     assert read_whole_lines(path, 29, 7) == b""
     assert read_whole_lines(path, 29, 2) == b""
     assert read_whole_lines(tmp_path / "none", 0, 7) == b""
-    assert parse(b"", "x", "kind") == ([], [])
+    assert parse(b"", "x", is_event) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"kind": "step", "t": 1.0},
+        {"kind": "step", "step": 1},
+        {"kind": "step", "t": 1.0, "step": 1, "metrics": None},
+        {"kind": "step", "t": 1.0, "step": 1, "metrics": {"x": 10**400}},
+        {"kind": "step", "t": 1.0, "step": 1, "metrics": {"x": "high"}},
+        {"kind": "phase", "t": 1.0},
+        {"kind": "phase", "t": 1.0, "phase": "rollout", "seconds": "long"},
+        {"kind": "part", "t": 1.0},
+        {"kind": "rewind", "t": 1.0},
+        {"kind": "note", "t": "now"},
+        {"kind": 3},
+    ],
+)
+def test_a_line_that_is_json_but_no_event_is_left_out_and_told(folder, line):
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    write(folder, step(1, a=0.5))
+    events = watch.source(folder).poll().events
+    assert [e["step"] for e in events if e["kind"] == "step"][-1] == 1
+    assert any(e["kind"] == "note" and "damaged" in e["text"] for e in events)
+    with pytest.raises(RunError, match=r"line \d+ is not an event"):
+        read_events(folder / "events.jsonl")
+
+
+def test_samples_that_cannot_be_read_are_an_error_of_the_run(folder):
+    (folder / "samples").mkdir(exist_ok=True)
+    (folder / "samples" / "step-000000.parquet").write_bytes(b"PAR1 but no more")
+    with pytest.raises(RunError, match="samples of step 0 cannot be read"):
+        watch.source(folder).samples(0)
 
 
 def test_a_log_longer_than_a_chunk_comes_in_one_poll(folder, monkeypatch):

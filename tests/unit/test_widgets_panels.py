@@ -111,6 +111,21 @@ def test_gpus_of_all_nodes_are_shown_and_one_alone_by_role(log):
     assert "Power: 10.0.0.1 0 H200 300 W, 10.0.0.2 0 H200 300 W, 10.0.0.2 1 H200 300 W" in words
 
 
+def test_a_node_that_left_long_ago_does_not_break_the_picture(log):
+    log.monitor(1000.0, node="10.0.0.2")
+    for t in range(1000, 9000, 1000):
+        log.monitor(float(t))
+    assert "10.0.0.1" in GpuMonitor(log.folder).static_html()
+
+
+def test_a_batch_that_is_behind_is_told_by_the_update(log):
+    log.write({"kind": "begin", "step": 0, "version": 3, "t": 1000.0})
+    log.phase("rollout", 1000.0, 1.0, policy_version=3)  # of the next step: it came while this one was trained
+    log.write({"kind": "step", "t": 1010.0, "step": 0, "version": 4, "updates": 1, "metrics": {"update/policy_lag": 1.0}})
+    log.phase("rollout", 1011.0, 1.0, step=1, policy_version=3)
+    assert "1 version behind" in Health(log.folder).text()
+
+
 def test_phases_have_lanes_and_sums(log):
     log.phase("rollout", 1000.0, 60.0)
     log.phase("update", 1060.0, 30.0)

@@ -52,6 +52,14 @@ def test_a_constant_and_a_single_point_have_a_place():
     assert len(drawn(chart("KL", [Curve("kl", np.zeros(1), np.ones(1))]), "circle")) == 1
 
 
+def test_a_single_point_in_seconds_since_1970_has_a_place_too():
+    for drawing in (
+        chart("CPU", [Curve("cpu", np.array([1.7e9]), np.array([25.0]))]),
+        lanes("phases", [("rollout", "#000", [(1.7e9, 1.7e9)])], ("", "")),
+    ):
+        assert "nan" not in str(drawing)
+
+
 def test_a_band_lies_around_its_curve():
     picture = chart("r", [Curve("r", np.arange(2.0), np.ones(2), np.full(2, 0.5))])
     (band,) = drawn(picture, "polygon")
