@@ -415,6 +415,7 @@ def test_checkpoints_resume_exactly_on_other_ranks_and_stages(owner, path, shard
     assert furthest(second.parameters(), uninterrupted) < 1e-6
 
 
+@pytest.mark.slow
 def test_lora_trains_adapters_and_exports_merged_weights(owner, path, shards, plain, tmp_path):
     spec = TrainSpec(ranks=2, zero_stage=3, lora_rank=2, **(SMALL | {"lr": 1e-2}), **ANY_GAP)
     learner = Learner.start(path, spec, owner)

@@ -80,6 +80,7 @@ def results(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "checkpointing"), [("2", "off"), ("3", "on")])
 def test_an_update_without_padding_equals_the_padded_one(results, stage, checkpointing):
     found = results[stage]

@@ -11,7 +11,8 @@ from clusters import two_node_cluster  # noqa: F401  (a fixture)
 DRIVER = Path(__file__).with_name("driver.py")
 
 
-@pytest.mark.parametrize("way", [pytest.param("address", marks=pytest.mark.slow), "client_address"])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["address", "client_address"])
 def test_the_loop_trains_over_both_nodes(two_node_cluster, tmp_path, way):  # noqa: F811
     there = two_node_cluster
     cluster = {

