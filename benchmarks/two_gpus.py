@@ -37,6 +37,7 @@ from typing import Any
 import machine
 import shapes
 from step import timed
+from sync import spread
 
 import rlkit as rl
 
@@ -45,11 +46,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 UPDATES = 10
 SMALL = {"max_model_len": 1024, "kv_cache_gib": 8.0, "enforce_eager": True, "cpus_per_engine": 1}
 LARGE = {"max_model_len": 1024, "max_num_seqs": 512, "kv_cache_gib": 20.0, "cpus_per_engine": 1}
-
-
-def spread(prompt: rl.Prompt, sample: rl.Sample) -> float:
-    """A reward that costs nothing and has spread: the share of even tokens."""
-    return float((sample.tokens % 2 == 0).mean())
 
 
 class Bench:

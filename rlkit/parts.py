@@ -197,27 +197,28 @@ class Parts(Owner):
     def _hold(self, name: str, model: str, spec: Any) -> bool:
         """Whether a part's processes get seats from this run, on cards that it then holds; else Ray places them."""
         layout = self._layout(name, model, spec)
+        if layout is None:
+            return False
         seated = any(n.startswith(("engine-", "rank-", "reference-")) for n in self.ps())
-        return layout is not None and self._seating.take(layout, empty=not seated)
+        return self._seating.take(layout, empty=not seated)
 
     def _layout(self, name: str, model: str, spec: Any) -> Placement | None:
-        """Who sits where when a part is made of ``spec``; None on a cluster with less than two GPUs, where nothing is dealt."""
+        """Who sits where when a part is made of ``spec``; None on a cluster with less than two GPUs, where nothing is dealt.
+
+        Seats depend on counts and shares alone: memory, which `_chosen` has looked at, is left out.
+        """
         nodes = self.cluster.nodes
         if sum(int(n.gpus) for n in nodes) < 2:
             return None
         sampler, learner = (spec, self._spec_of("learner")) if name == "sampler" else (self._spec_of("sampler"), spec)
         size = cards.size_of(models.absolute(model), [n.id for n in nodes if n.gpus])
-        memory = self.cluster.gpu_memory_gib()
+        sampler, learner = choosing.fill(nodes, size, sampler, learner, None)
         try:
-            sampler, learner = choosing.fill(nodes, size, sampler, learner, memory)
-        except ResourceError:  # the part that is still open may be made with other settings
-            sampler, learner = choosing.fill(nodes, size, sampler, choosing.leanest(learner), memory)
-        try:
-            return plan(nodes, size, sampler, learner or TrainSpec(), gpu_memory_gib=memory, checked=False)
+            return plan(nodes, size, sampler, learner or TrainSpec(), checked=False)
         except ResourceError:
             if name == "learner" or self._model_of("learner") is not None:
                 raise
-            return plan(nodes, size, sampler, TrainSpec(), gpu_memory_gib=memory, checked=False, with_learner=False)  # it only samples
+            return plan(nodes, size, sampler, TrainSpec(), checked=False, with_learner=False)  # it only samples
 
     def _choose(self, model: str, sampler: EngineSpec, learner: TrainSpec | None) -> tuple[EngineSpec, TrainSpec | None, Placement]:
         nodes = self.cluster.nodes

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from rlkit import actors, checkpoints, memory, seats
 from rlkit.context import Stateful
 from rlkit.errors import ConfigError, RunError, SpecChangedError
+from rlkit.eventlog import samples_file
 from rlkit.ledger import Ledger
 from rlkit.parts import Parts
 from rlkit.placement import Placement, measured_of
@@ -266,7 +267,7 @@ class Run(Shown, Parts):
         import pandas as pd
 
         self._flush_samples()
-        path = self.folder / "samples" / f"step-{step:06d}.parquet"
+        path = samples_file(self.folder, step)
         if not path.exists():
             raise RunError(f"No samples of step {step} at {path}: it was not logged with scored rollouts, or lies on another machine.")
         return pd.read_parquet(path)

@@ -23,9 +23,6 @@ class RunControls(Panel):
     kind: ClassVar[str] = "controls"
     title: ClassVar[str] = "Controls"
 
-    def spec(self) -> dict[str, Any]:
-        return super().spec() | {"source": 0}
-
     def answer(self, ask: dict[str, Any]) -> dict[str, Any]:
         """Do what a button asks for.
 

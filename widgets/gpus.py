@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,9 +27,6 @@ class GpuMonitor(Panel):
 
     kind: ClassVar[str] = "machines"
     title: ClassVar[str] = "GPUs and nodes"
-
-    def spec(self) -> dict[str, Any]:
-        return super().spec() | {"source": 0}
 
     def drawings(self) -> list[Drawing]:
         nodes = self.watched.nodes
@@ -98,9 +95,6 @@ class PhaseTimeline(Panel):
 
     kind: ClassVar[str] = "phases"
     title: ClassVar[str] = "Phases"
-
-    def spec(self) -> dict[str, Any]:
-        return super().spec() | {"source": 0}
 
     def drawings(self) -> list[Drawing]:
         phases = self.watched.phases

@@ -42,8 +42,9 @@ class Panel:
     # --- what a panel is made of: subclasses say -----------------------------------------------------------------------------------------
 
     def spec(self) -> dict[str, Any]:
-        """What the browser needs to know once, as JSON. ``kind`` names the function in ``front/`` that draws it."""
-        return {"kind": self.kind, "title": self.title}
+        """What the browser needs to know once, as JSON. ``kind`` names the function in ``front/`` that draws it, ``source`` is the number
+        of the run that it reads, among those of its widget."""
+        return {"kind": self.kind, "title": self.title, "source": 0}
 
     def drawings(self) -> Sequence[Drawing]:
         """The static pictures, of what was read so far."""

@@ -34,9 +34,6 @@ class RolloutBrowser(Panel):
         super().__init__(run)
         self._frames: dict[int, pd.DataFrame] = {}
 
-    def spec(self) -> dict[str, Any]:
-        return super().spec() | {"source": 0}
-
     def answer(self, ask: dict[str, Any]) -> dict[str, Any]:
         """Answer a question of the browser: the groups of a step, a group, a prompt in other steps.
 
