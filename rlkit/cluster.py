@@ -13,7 +13,7 @@ from typing import Any
 from rlkit import actors, joining, localhead
 from rlkit.config import ClusterSpec
 from rlkit.errors import ClusterError, ConfigError, nearest
-from rlkit.preflight import Found, Node, check_resources, check_versions, look, parse_address, try_port
+from rlkit.preflight import Found, Node, answers, check_resources, check_versions, look, parse_address, try_port
 from rlkit.reprs import gib, html_table
 
 CONFIGS = "cluster_configs"
@@ -244,7 +244,7 @@ def _reuse(now: Cluster, spec: ClusterSpec) -> Cluster | None:
     if not same:
         raise ClusterError(f"This kernel is connected to {now!r}. Call its disconnect() first, or shutdown() to end a local one too.")
     if now._head is not None:
-        if not localhead.alive(now._head):
+        if not localhead.alive(now._head) or not answers(now.address):  # Ray asks a dead cluster without end
             now.disconnect()
             return None
         localhead.find_or_start(spec)  # refuses changed settings

@@ -62,8 +62,8 @@ class History:
 
 
 def line_of(event: Mapping[str, Any]) -> str:
-    """The event as one line of the log. NaN is not JSON: a value that is not finite becomes null, which pandas reads back as NaN."""
-    return json.dumps(_finite(event), separators=(",", ":"), allow_nan=False) + "\n"
+    """The event as one line of the log. NaN is not JSON: a value that is not finite becomes null, which `Run.metrics` has as NaN."""
+    return json.dumps(finite(event), separators=(",", ":"), allow_nan=False) + "\n"
 
 
 def is_event(value: Any) -> bool:
@@ -144,13 +144,14 @@ def sample_rows(step: int, shard: RolloutShard, score: ScoreShard) -> list[dict[
     return rows
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A value as JSON has it: numbers that are not finite become None, numpy scalars plain numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
+        return [finite(v) for v in value]
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # numpy scalars
-        return _finite(value.item())
+        return finite(value.item())
     return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 from rlkit import actors, monitor
 from rlkit.errors import ActorDiedError, DeadlineError, RlkitError, RunError
 from rlkit.eventlog import EVENTS_FILE, MONITOR_FILE, is_event, is_sample
+from rlkit.preflight import answers
 from rlkit.tail import parse, read_whole_lines
 
 CHUNK = 4 * 2**20  # bytes of log a call
@@ -38,7 +38,9 @@ class Feed(Protocol):
 
     def read(self) -> Read: ...
 
-    def samples(self, step: int) -> bytes | None: ...
+    def fetch(self, method: str, *args: Any) -> bytes | None:
+        """What a ``read_`` method of the recorder returns; None where no recorder is reached through this feed."""
+        ...
 
     def control(self, verb: str) -> str: ...
 
@@ -94,7 +96,7 @@ class FileFeed:
             afresh(out, facts.st_mtime)
         self._inode = facts.st_ino
 
-    def samples(self, step: int) -> bytes | None:
+    def fetch(self, method: str, *args: Any) -> bytes | None:
         return None
 
     def control(self, verb: str) -> str:
@@ -201,8 +203,8 @@ class LiveFeed:
         ):
             pass
 
-    def samples(self, step: int) -> bytes | None:
-        raw: bytes | None = self._call("read_samples", step)
+    def fetch(self, method: str, *args: Any) -> bytes | None:
+        raw: bytes | None = self._call(method, *args)
         return raw
 
     def control(self, verb: str) -> str:
@@ -270,7 +272,7 @@ class ClusterFeed:
         out.stale = stale(self._answered)
         return out
 
-    def samples(self, step: int) -> bytes | None:
+    def fetch(self, method: str, *args: Any) -> bytes | None:
         return None
 
     def control(self, verb: str) -> str:
@@ -296,13 +298,3 @@ def stale(answered: float) -> float | None:
 def afresh(out: Read, t: float) -> None:
     """What was read so far belongs to a run that another one replaced."""
     out.events, out.monitor, out.restarted = [{"t": t, "kind": "rewind", "step": -1, "why": "started afresh"}], [], True
-
-
-def answers(address: str, timeout_s: float = 0.3) -> bool:
-    """Whether something listens at ``host:port`` or ``ray://host:port``."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
-            return True
-    except OSError:
-        return False

@@ -1,7 +1,7 @@
 """What the GPUs of this machine do, through NVML: utilisation, memory by the role of the process that holds it, power, temperature.
 
 A GPU that is split by MIG is told part by part; NVML gives no utilisation for parts, and power and temperature of the whole card only,
-which then stand with each part.
+which then stand with each part. A process of another container has no role that is known here: its memory counts as "other", with a note.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Gpus:
         NoGpus: nvidia-ml-py is not installed, there is no driver, or no GPU.
     """
 
-    def __init__(self, nvml: Any = None, role_of: Callable[[int], str] | None = None) -> None:
+    def __init__(self, nvml: Any = None, role_of: Callable[[int], str | None] | None = None) -> None:
         if nvml is None:
             try:
                 import pynvml
@@ -63,31 +63,37 @@ class Gpus:
             if parts:
                 notes.append(f"GPU {index} is split by MIG: NVML gives no utilisation of its parts")
             for place, part in enumerate(parts):
-                out += self._one(index, part, facts | {"utilization": None, "part": place})
+                out += self._one(index, part, facts | {"utilization": None, "part": place}, notes)
             if not parts:
                 rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates, card)
-                out += self._one(index, card, facts | {"utilization": None if rates is None else int(rates.gpu)})
+                out += self._one(index, card, facts | {"utilization": None if rates is None else int(rates.gpu)}, notes)
         return out, "; ".join(notes)
 
-    def _one(self, index: int, device: Any, facts: dict[str, Any]) -> list[dict[str, Any]]:
-        memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, device)
+    def _one(self, index: int, device: Any, facts: dict[str, Any], notes: list[str]) -> list[dict[str, Any]]:
+        memory = self._memory(device)
         if memory is None:  # a card that fell off the bus
             return []
         used = int(memory.used)
-        roles = dict.fromkeys(("engine", "learner", "other"), 0)
+        roles, unseen = dict.fromkeys(("engine", "learner", "other"), 0), 0
         for process in self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, device) or ():
-            held = process.usedGpuMemory
-            role = self._role_of(process.pid) if held is not None else "other"
-            if role != "other":
+            role, held = self._role_of(process.pid), process.usedGpuMemory
+            unseen += role is None
+            if role in ("engine", "learner") and held is not None:
                 roles[role] += int(held)
-        known = sum(roles.values())
-        roles["other"] = max(0, used - known)  # other processes, and what the driver keeps for itself
+        roles["other"] = max(0, used - sum(roles.values()))
+        if unseen:
+            notes.append(f"GPU {index} has {unseen} process{'es' if unseen > 1 else ''} of another container, counted as other")
         named = {
             "index": index,
             "uuid": _text(self._ask(self._nvml.nvmlDeviceGetUUID, device)),
             "name": _text(self._ask(self._nvml.nvmlDeviceGetName, device)),
         }
         return [named | {"memory": used, "memory_total": int(memory.total), "roles": roles} | facts]
+
+    def _memory(self, device: Any) -> Any | None:
+        """Without what the driver keeps for itself, as nvidia-smi shows it, where NVML tells the two apart."""
+        whole = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, device, self._nvml.nvmlMemory_v2)
+        return whole if whole is not None else self._ask(self._nvml.nvmlDeviceGetMemoryInfo, device)
 
     def _parts(self, card: Any) -> list[Any]:
         """The MIG parts of a card that is split."""
@@ -112,12 +118,13 @@ class Gpus:
 
 
 class Roles:
-    """What a process is in a run, by the name that Ray gave it or one of its parents: "engine", "learner" or "other"."""
+    """What a process is in a run, by the name that Ray gave it or one of its parents: "engine", "learner" or "other"; None for one that
+    cannot be seen from here, since it runs in another container."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[float, str]] = {}
+        self._known: dict[int, tuple[float, str | None]] = {}
 
-    def __call__(self, pid: int) -> str:
+    def __call__(self, pid: int) -> str | None:
         now = time.monotonic()
         at, role = self._known.get(pid, (-ROLE_KEPT_S, "other"))
         if now - at >= ROLE_KEPT_S:
@@ -128,7 +135,9 @@ class Roles:
         return role
 
 
-def _role(pid: int) -> str:
+def _role(pid: int) -> str | None:
+    if not psutil.pid_exists(pid):
+        return None
     try:
         process: psutil.Process | None = psutil.Process(pid)
         for _ in range(PARENTS):
@@ -138,7 +147,7 @@ def _role(pid: int) -> str:
             if role is not None:
                 return role
             process = process.parent()
-    except psutil.Error:  # of another user, of another container, or gone
+    except psutil.Error:  # of another user, or gone meanwhile
         pass
     return "other"
 

@@ -227,6 +227,16 @@ def check_resources(spec: ClusterSpec, nodes: Sequence[Node], where: str) -> Non
         raise ResourceError(f"The cluster {where} is too small for the config {spec.name!r}: {'; '.join(short)}.")
 
 
+def answers(address: str, timeout_s: float = 0.3) -> bool:
+    """Whether something listens at ``host:port`` or ``ray://host:port``."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
+            return True
+    except OSError:
+        return False
+
+
 def try_port(target: Target, timeout_s: float) -> None:
     """Open and close a TCP connection; needs no Ray, so that a dead address is told before Ray is even imported.
 

@@ -13,10 +13,11 @@ import ray
 
 from rlkit import checkpoints
 from rlkit.errors import RunBusyError, RunError
-from rlkit.eventlog import EVENTS_FILE, MONITOR_FILE, History, line_of, read_events, sample_rows, samples_file
+from rlkit.eventlog import EVENTS_FILE, MONITOR_FILE, History, finite, line_of, read_events, sample_rows, samples_file
 from rlkit.lease import EXPIRES_S, Driver
 from rlkit.live import Live
 from rlkit.tail import read_whole_lines
+from rlkit.tokentexts import TOKENIZER_FILE
 
 
 class Recorder:
@@ -141,6 +142,12 @@ class Recorder:
         path = samples_file(self.folder, step)
         return path.read_bytes() if path.is_file() else None
 
+    @ray.method(concurrency_group="control")
+    def read_tokenizer(self) -> bytes | None:
+        """What `keep_tokenizer` wrote; None when there is none."""
+        path = self.folder / TOKENIZER_FILE
+        return path.read_bytes() if path.is_file() else None
+
     # --- writing ---------------------------------------------------------------------------------------------------------------------
 
     def append(self, epoch: int, events: Sequence[dict[str, Any]]) -> int:
@@ -187,11 +194,20 @@ class Recorder:
         if advantages is not None:
             frame["advantage"] = advantages.reshape(-1)
         target = samples_file(self.folder, step)
+        if not self.folder.is_dir():
+            raise RunError(f"The samples of step {step} cannot be kept: the folder of run {self.name!r}, {self.folder}, was deleted.")
         target.parent.mkdir(exist_ok=True)
         part = target.with_suffix(".part")
         frame.to_parquet(part, index=False)
         part.replace(target)
         return str(target)
+
+    def keep_tokenizer(self, raw: bytes) -> None:
+        """Keep the engines' ``tokenizer.json`` in the run's folder; nothing is done where it is empty."""
+        if raw:
+            part = self.folder / f"{TOKENIZER_FILE}.part"
+            part.write_bytes(raw)
+            part.replace(self.folder / TOKENIZER_FILE)
 
     # --- reading ---------------------------------------------------------------------------------------------------------------------
 
@@ -241,7 +257,15 @@ class Recorder:
         os.fsync(self._file.fileno())
 
     def _append(self, event: Mapping[str, Any]) -> None:
-        full = {"t": time.time()} | dict(event)
+        """Raises:
+        RunError: the log's file was deleted: what is written to it would be lost.
+        """
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            raise RunError(
+                f"The folder of run {self.name!r}, {self.folder}, was deleted while the run is alive; its log cannot be kept. "
+                f"End the run with rlkit kill {self.name}, then start it again."
+            )
+        full: dict[str, Any] = finite({"t": time.time()} | dict(event))  # as a reader of the file has it
         self._file.write(line_of(full))
         self._file.flush()
         self.events.append(full)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -158,6 +159,8 @@ class Run(Shown, Parts):
 
     def control(self, verb: str) -> str:
         """Ask the loop for one of `rlkit.live.VERBS`."""
+        if self._closed:
+            raise RunError(f"Run {self.name!r} was closed: there is no loop to {verb}.")
         answer: str = self.ledger.call("control", verb)
         return answer
 
@@ -165,16 +168,17 @@ class Run(Shown, Parts):
         """Complete ``step``: its metrics go into the event log, its samples to Parquet, and a due checkpoint is written.
 
         Raises:
-            RunError: ``step`` was logged already or is out of order.
+            RunError: ``step`` was logged already or is out of order; ``extra`` has a name that is taken, or a value that is no number.
             BatchError: ``scored`` or ``stats`` are of another stage of the loop.
         """
-        from rlkit.steps import check_logged
+        from rlkit.steps import check_extra, check_logged
 
         if not isinstance(step, int) or isinstance(step, bool):
             raise RunError(f"run.log({step!r}, ...): the first argument is the step, as run.steps(...) gives it.")
         batch = scored if isinstance(scored, Batch) else None
         scored = scored.scored if isinstance(scored, Batch) else scored
         check_logged(scored, stats)
+        check_extra(extra)
         metrics: dict[str, float] = {}
         for part in (scored, batch):
             metrics |= part.summary() if part is not None else {}
@@ -251,7 +255,7 @@ class Run(Shown, Parts):
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row a complete step, one column a metric, indexed by step."""
+        """One row a complete step, one column a metric, indexed by step. A value that was not finite is NaN."""
         import pandas as pd
 
         from rlkit.eventlog import History
@@ -259,7 +263,11 @@ class Run(Shown, Parts):
         history = History()
         for event in self.events:
             history.add(event)
-        rows = [{"step": s, "policy_version": e["version"], "t": e["t"]} | e["metrics"] for s, e in sorted(history.steps.items())]
+        rows = [
+            {"step": step, "policy_version": event["version"], "t": event["t"]}
+            | {name: math.nan if value is None else value for name, value in event["metrics"].items()}
+            for step, event in sorted(history.steps.items())
+        ]
         return pd.DataFrame(rows or None, columns=None if rows else ["step"]).set_index("step")
 
     def samples(self, step: int) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from rlkit.types import Scored, UpdateStats, require
 if TYPE_CHECKING:
     from rlkit.run import Run
 
+TAKEN = ("step", "t", "policy_version")  # columns of `Run.metrics` that are no metrics
 IDLE_POLL_S = 0.1
 PAUSE_POLL_S = 0.2
 
@@ -182,6 +183,20 @@ def idle(learner: Any, name: str) -> dict[str, Any]:
             say(f"Waiting for the learner of run {name!r}, which is still busy with {state['busy']} from before.")
             told = True
         time.sleep(IDLE_POLL_S)
+
+
+def check_extra(extra: Mapping[str, Any]) -> None:
+    """Refuse metrics of one's own that the log cannot take.
+
+    Raises:
+        RunError: a name that `Run.metrics` has for something else, or a value that is no number.
+    """
+    for name, value in extra.items():
+        if name in TAKEN:
+            raise RunError(f"run.log(..., {name}=...): {name!r} is a column that every step has; give the metric another name.")
+        number = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+        if not isinstance(number, int | float):
+            raise RunError(f"run.log(..., {name}={value!r:.60}): a metric is a number.")
 
 
 def check_logged(scored: Any, stats: Any) -> None:

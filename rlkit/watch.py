@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlkit.errors import RunError
+from rlkit.errors import ActorDiedError, DeadlineError, RunError
 from rlkit.eventlog import EVENTS_FILE, History, samples_file
 from rlkit.feeds import ClusterFeed, Feed, FileFeed, LiveFeed
 from rlkit.progress import facts_of
 from rlkit.reprs import Shown, duration
+from rlkit.tokentexts import TOKENIZER_FILE, TokenTexts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,10 +133,22 @@ class Source(Shown):
         path = samples_file(folder, step)
         if path.is_file():
             return _frame(path, step)
-        raw = self._feed.samples(step)
+        raw = self._feed.fetch("read_samples", step)
         if raw is None:
             raise RunError(f"No samples of step {step} at {path}: it was not logged with scored rollouts, or they are still being written.")
         return _frame(io.BytesIO(raw), step)
+
+    def token_texts(self) -> TokenTexts:
+        """What turns the tokens of the run's samples into texts.
+
+        Raises:
+            RunError: the run keeps no tokenizer, or it cannot be read from here.
+        """
+        path = None if self.folder is None else self.folder / TOKENIZER_FILE
+        raw = path.read_bytes() if path is not None and path.is_file() else self._feed.fetch("read_tokenizer")
+        if raw is None:
+            raise RunError(f"There is no {TOKENIZER_FILE} of run {self.name!r} at {self.folder}: its tokens are shown by their ids.")
+        return TokenTexts(raw)
 
     def control(self, verb: str) -> str:
         """Ask the run's loop for "stop", "pause", "resume", "step" or "checkpoint"; returns its state in a word.
@@ -189,7 +202,10 @@ def source(what: Any) -> Source:
         return Source(ClusterFeed(what))
     if not isinstance(what, str | Path):
         raise RunError(f"rlkit.watch.source({what!r}): it takes a Run, a Cluster, a run's folder or the name of a live run.")
-    path = Path(what).expanduser()
+    try:
+        path = Path(what).expanduser()
+    except RuntimeError as error:  # no such user
+        raise RunError(f"There is no run at {what}: {error}") from error
     if isinstance(what, str) and len(path.parts) == 1:
         return _named(what)
     if not (path / EVENTS_FILE).is_file():
@@ -202,7 +218,7 @@ def _named(name: str) -> Source:
 
     try:
         run = attach(name)
-    except RunError as error:
+    except (RunError, ActorDiedError, DeadlineError, ConnectionError) as error:  # not alive, or its cluster is gone
         found = [folder for folder in (Path(name), Path("runs") / name) if (folder / EVENTS_FILE).is_file()]
         if not found:
             raise RunError(f"{error} Nor is there one on disk at {Path('runs').absolute() / name}.") from error

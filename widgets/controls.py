@@ -47,7 +47,7 @@ class RunControls(Panel):
             return f"{done}, cannot be read; last read {duration(stale)} ago"
         if not state["live"]:
             return f"{done}, not running"
-        words = [done, state["control"]]
+        words = [done, state["control"] if state.get("looping") or state["control"] == "stopped" else "no loop is running"]
         if state["phase"]:
             since = state.get("phase_since")
             words.append(state["phase"] + (f" for {duration((state.get('now') or time.time()) - since)}" if since else ""))

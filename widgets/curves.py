@@ -100,15 +100,17 @@ def chosen(metrics: Sequence[str] | None) -> list[dict[str, Any]]:
         return [dict(panel) for panel in PANELS]
     if isinstance(metrics, str):
         raise ConfigError(f"metrics={metrics!r} must be a list of names, such as [{metrics!r}].")
+    if not all(isinstance(name, str) for name in metrics):
+        raise ConfigError(f"metrics={metrics!r} must be a list of names, such as ['reward', 'policy/entropy'].")
     ids = {panel["id"]: panel for panel in PANELS}
     single = {panel["names"][0]: panel for panel in PANELS if panel["names"]}
     first: list[dict[str, Any]] = []
     for name in metrics:
         panel = ids.get(name) or single.get(name)
         if panel is None:
-            if not isinstance(name, str) or "/" not in name:
+            if "/" not in name:
                 raise ConfigError(
-                    f"metrics: {name!r} is neither a panel{nearest(str(name), ids)} (there are {', '.join(ids)}) nor the name of a metric "
+                    f"metrics: {name!r} is neither a panel{nearest(name, ids)} (there are {', '.join(ids)}) nor the name of a metric "
                     f"as the run logs them, such as 'policy/entropy'."
                 )
             panel = {"id": name, "title": name, "names": [name]}

@@ -103,19 +103,27 @@ class Panel:
                 stack.enter_context(watched.lock)
             yield
 
+    def _read_anew(self) -> None:
+        """Read before something is shown, where no thread of the view does."""
+        if not self.closed and (self._view is None or not self._view.feeding):
+            self.read()
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        self._read_anew()
         bundle: dict[str, Any] = self.static_bundle()
         if not self.closed and showing.live_front_end():
             bundle |= self.open_view().bundle()
         return bundle
 
     def _repr_html_(self) -> str:
+        self._read_anew()
         return self.static_bundle()["text/html"]
 
     def _ipython_display_(self) -> None:
         showing.show(self)
 
     def __repr__(self) -> str:
+        self._read_anew()
         return self.text()
 
     # --- live ----------------------------------------------------------------------------------------------------------------------------

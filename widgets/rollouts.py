@@ -13,6 +13,8 @@ from rlkit.widgets.panel import Panel
 if TYPE_CHECKING:
     import pandas as pd
 
+    from rlkit.tokentexts import TokenTexts
+
 KEPT = 4  # steps whose samples are kept in memory
 LOOK_S = 2.0  # for a prompt in other steps
 STEPS_BESIDE = 8  # steps that are put side by side
@@ -33,9 +35,10 @@ class RolloutBrowser(Panel):
     def __init__(self, run: Any) -> None:
         super().__init__(run)
         self._frames: dict[int, pd.DataFrame] = {}
+        self._texts: TokenTexts | None = None
 
     def answer(self, ask: dict[str, Any]) -> dict[str, Any]:
-        """Answer a question of the browser: the groups of a step, a group, a prompt in other steps.
+        """Answer a question of the browser: the groups of a step, a group, the tokens of a sample, a prompt in other steps.
 
         Raises:
             RunError: the step has no samples, or they cannot be read from here.
@@ -45,6 +48,8 @@ class RolloutBrowser(Panel):
             return {"groups": self.groups(int(ask["step"]))}
         if what == "group":
             return self.group(int(ask["step"]), str(ask["prompt"]))
+        if what == "tokens":
+            return self.tokens(int(ask["step"]), int(ask["row"]))
         if what == "across":
             return self.across(str(ask["prompt"]))
         return super().answer(ask)
@@ -82,7 +87,29 @@ class RolloutBrowser(Panel):
         if not len(rows):
             raise RunError(f"Prompt {prompt!r} is not in step {step}.")
         first = rows.iloc[0]
-        return {"question": first["question"], "answer": first["answer"], "samples": [sample(row) for _, row in rows.iterrows()]}
+        return {"question": first["question"], "answer": first["answer"], "samples": samples(step, rows)}
+
+    def tokens(self, step: int, row: int) -> dict[str, Any]:
+        """The tokens of the sample in this row of the step: ids, log-probs and texts, of the first `TOKENS`.
+
+        Raises:
+            RunError: the step has no samples here, or not so many.
+        """
+        frame = self._samples(step)
+        if not 0 <= row < len(frame):
+            raise RunError(f"Step {step} has {len(frame)} samples: there is no row {row}.")
+        found = frame.iloc[row]
+        ids = [int(t) for t in found["tokens"][:TOKENS]]
+        left = len(found["tokens"]) - len(ids)
+        said = f"{left:,} more tokens are not shown." if left else ""
+        texts: list[str | None] = [None] * len(ids)
+        try:
+            if self._texts is None:
+                self._texts = self.watched.source.token_texts()
+            texts = self._texts(ids)
+        except RunError as error:
+            said = f"{error} {said}".strip()
+        return {"tokens": ids, "logprobs": [plain(v) for v in found["logprobs"][:TOKENS]], "texts": texts, "said": said}
 
     def across(self, prompt: str) -> dict[str, Any]:
         """A prompt's completions at the newest steps that had it, oldest first; looks for two seconds at most."""
@@ -99,7 +126,7 @@ class RolloutBrowser(Panel):
                 continue
             rows = frame[frame["prompt_id"] == prompt]
             if len(rows):
-                found.append({"step": step, "reward": plain(rows["reward"].mean()), "samples": [sample(row) for _, row in rows.iterrows()]})
+                found.append({"step": step, "reward": plain(rows["reward"].mean()), "samples": samples(step, rows)})
         said = f"In {len(found)} of the newest {looked} of {len(steps)} steps"
         return {"steps": found[::-1], "said": said + (f"; at most {STEPS_BESIDE} are shown." if len(found) == STEPS_BESIDE else ".")}
 
@@ -147,16 +174,18 @@ class RolloutBrowser(Panel):
         return f"RolloutBrowser({self.watched.name!r}, {f'steps 0 to {int(steps[-1])}' if len(steps) else 'no step is complete yet'})"
 
 
+def samples(step: int, rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows of a step's samples as JSON, each with its place, by which its tokens are asked for."""
+    return [{"step": step, "row": int(at), **sample(row)} for at, row in rows.iterrows()]
+
+
 def sample(row: Any) -> dict[str, Any]:
-    """One sample as JSON."""
+    """One sample as JSON, without its tokens."""
     parts = {name.removeprefix("reward/"): plain(value) for name, value in row.items() if name.startswith("reward/")}
-    tokens, logprobs = row["tokens"][:TOKENS], row["logprobs"][:TOKENS]
     response = str(row["response"])
     return {
         "response": response if len(response) <= CUT else response[:CUT] + f"… ({len(response) - CUT:,} more characters)",
         "n_tokens": int(row["n_tokens"]),
-        "tokens": [int(t) for t in tokens],
-        "logprobs": [plain(v) for v in logprobs],
         "finish_reason": row["finish_reason"],
         "verdict": row["verdict"],
         "extracted": row["extracted"],

@@ -31,6 +31,7 @@ import ray
 from rlkit import memory, oom
 from rlkit.config import EngineSpec, SampleSpec, as_plain
 from rlkit.errors import RolloutError, SyncError
+from rlkit.tokentexts import tokenizer_json
 from rlkit.types import Prompt, RolloutShard
 from rlkit.weights import WeightManifest, check
 
@@ -99,6 +100,10 @@ class Engine(ABC):
             self._facts = {"name": found.name, "fingerprint": found.fingerprint, "start_seconds": time.monotonic() - begun, **facts}
             self._started = True
         return self.info()
+
+    def tokenizer_json(self) -> bytes:
+        """The tokenizer, for whoever reads the samples later; see `rlkit.tokentexts`."""
+        return tokenizer_json(self.tokenizer)
 
     def generate(
         self, call: str, prompts: list[Prompt], sampling: SampleSpec, seeds: list[int]

@@ -17,10 +17,10 @@ class NvmlError(Exception):
 class Nvml:
     """Stands for the module pynvml: a whole card, and one that is split by MIG."""
 
-    NVMLError, NVML_TEMPERATURE_GPU, NVML_DEVICE_MIG_ENABLE = NvmlError, 0, 1
+    NVMLError, NVML_TEMPERATURE_GPU, NVML_DEVICE_MIG_ENABLE, nvmlMemory_v2 = NvmlError, 0, 1, 2
 
-    def __init__(self, mig=(False,), missing=()):
-        self.mig, self.missing = mig, missing
+    def __init__(self, mig=(False,), missing=(), old=False):
+        self.mig, self.missing, self.old = mig, missing, old
 
     def __getattr__(self, name):
         def call(*args):
@@ -57,8 +57,11 @@ class Nvml:
             raise NvmlError("Not Found")
         return f"{d}.{i}"
 
-    def _GetMemoryInfo(self, d):
-        return types.SimpleNamespace(used=10 * GIB, total=80 * GIB)
+    def _GetMemoryInfo(self, d, version=1):
+        """By version 1 what the driver keeps counts as used."""
+        if version == self.nvmlMemory_v2 and self.old:
+            raise NvmlError("Function Not Found")
+        return types.SimpleNamespace(used=(10 if version == self.nvmlMemory_v2 else 11) * GIB, total=80 * GIB)
 
     def _GetUtilizationRates(self, d):
         return types.SimpleNamespace(gpu=93)
@@ -107,6 +110,17 @@ def test_what_a_card_cannot_say_is_none():
     assert Gpus(Nvml(missing=("nvmlDeviceGetMemoryInfo",)), roles).read() == ([], "")
 
 
+def test_an_old_driver_counts_what_it_keeps_as_used():
+    (gpu,), _ = Gpus(Nvml(old=True), roles).read()
+    assert (gpu["memory"], gpu["roles"]["other"]) == (11 * GIB, 4 * GIB)
+
+
+def test_a_process_of_another_container_is_other_and_said():
+    (gpu,), note = Gpus(Nvml(), lambda pid: {7: "engine", 8: None}.get(pid, "other")).read()
+    assert gpu["roles"] == {"engine": 4 * GIB, "learner": 0, "other": 6 * GIB}
+    assert note == "GPU 0 has 1 process of another container, counted as other"
+
+
 def test_why_there_are_no_gpus(monkeypatch):
     with pytest.raises(NoGpus, match="NVML sees no GPU on this node"):
         Gpus(Nvml(mig=()))
@@ -134,7 +148,7 @@ def test_roles_by_the_name_that_ray_gives_a_process(title, role):
 
 
 def test_the_role_of_a_process_that_is_gone():
-    assert Roles()(2**22 - 1) == "other"
+    assert Roles()(2**22 + 1) is None  # no process has so high a number
 
 
 def sample(t, cpu=10.0, memory=5, gpus=()):

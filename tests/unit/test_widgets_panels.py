@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 
 import pytest
 from logs import GIB, Log
 
 from rlkit.errors import ConfigError, RlkitError, RunError
+from rlkit.models import ASSETS
+from rlkit.tokentexts import TokenTexts
 from rlkit.widgets import Dashboard, GpuMonitor, Health, PhaseTimeline, RewardCurves, RolloutBrowser, RunControls, compare
 from rlkit.widgets.dashboard import differences
 from rlkit.widgets.gpus import recent
@@ -238,8 +241,27 @@ def test_a_group_has_its_samples_as_json(rollouts):
     assert right["response"] == "it is 1"
     assert (right["verdict"], right["reward"], right["parts"], right["advantage"]) == ("correct", 1.0, {"math": 1.0}, 0.5)
     assert (wrong["verdict"], wrong["finish_reason"], wrong["extracted"]) == ("wrong", "length", "2")
-    assert right["logprobs"] == [-0.5, -1.0, None]
+    assert [(s["step"], s["row"]) for s in group["samples"]] == [(2, 2), (2, 3)]
     json.dumps(group, allow_nan=False)
+
+
+def test_a_sample_has_its_tokens_with_texts_where_the_run_keeps_its_tokenizer(rollouts, log):
+    bare = rollouts.answer({"what": "tokens", "step": 2, "row": 3})
+    assert (bare["tokens"], bare["texts"], bare["logprobs"]) == ([1, 2, 3], [None] * 3, [-0.5, -1.0, None])
+    assert bare["said"].startswith("There is no tokenizer.json of run 'sums'")
+    json.dumps(bare, allow_nan=False)
+    shutil.copy(ASSETS / "tiny" / "tokenizer.json", log.folder)
+    told = rollouts.answer({"what": "tokens", "step": 2, "row": 3})
+    assert (told["texts"], told["said"]) == (TokenTexts((ASSETS / "tiny" / "tokenizer.json").read_bytes())([1, 2, 3]), "")
+    assert all(told["texts"])
+    with pytest.raises(RunError, match="Step 2 has 4 samples: there is no row 4"):
+        rollouts.answer({"what": "tokens", "step": 2, "row": 4})
+
+
+def test_a_damaged_tokenizer_leaves_the_ids(rollouts, log):
+    (log.folder / "tokenizer.json").write_text("{}")
+    told = rollouts.answer({"what": "tokens", "step": 2, "row": 0})
+    assert (told["texts"], told["said"][:41]) == ([None] * 3, "The run's tokenizer.json cannot be read: ")
 
 
 def test_a_prompt_is_found_in_other_steps_oldest_first(rollouts):

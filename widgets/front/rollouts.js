@@ -1,5 +1,6 @@
 // The completions behind the curves: a step, a prompt of it, its group; and one prompt through the steps.
 
+const LEAST = 5;  // tokens that the sampler expected least are named
 const FOLLOW_MS = 5000;  // a new step is fetched at most so often
 const FILTERS = [["all", "all groups"], ["wrong", "with a wrong answer"], ["unparsed", "with an unparsed answer"], ["truncated", "with a truncated answer"], ["no_spread", "without spread"]];
 
@@ -116,14 +117,22 @@ class Rollouts {
 
   sample(s) {
     const facts = [`reward ${number(s.reward)}`, ...Object.entries(s.parts).map(([k, v]) => `${k} ${number(v)}`), s.advantage === null ? null : `advantage ${number(s.advantage)}`, `${s.n_tokens} tokens`, s.finish_reason === "length" ? "truncated" : s.finish_reason, s.extracted ? `read as ${s.extracted}` : null];
-    const tokens = h("details", { ontoggle: () => tokens.open && !tokens.lastChild.textContent && tokens.lastChild.append(...this.tokens(s)) }, h("summary", {}, "tokens and log-probs"), h("div", { className: "rlkit-tokens" }));
+    const inside = h("div", {}), tokens = h("details", { ontoggle: () => tokens.open && !inside.firstChild && this.tokens(s, inside) }, h("summary", {}, "tokens and log-probs"), inside);
     return h("article", { className: "rlkit-sample", "data-verdict": s.verdict ?? "none" },
       h("header", {}, h("b", {}, s.verdict ?? "not graded"), " ", facts.filter(Boolean).join(" · ")), h("pre", { tabIndex: 0 }, s.response || "(empty)"), tokens);
   }
 
-  // Underlined the thicker, the less the sampler expected the token.
-  tokens(s) {
-    return s.tokens.map((id, i) => h("span", { title: `token ${id}, log-prob ${number(s.logprobs[i])}`, style: `border-bottom-width:${Math.min(6, 1 + Math.abs(s.logprobs[i] ?? 0)).toFixed(1)}px` }, s.texts?.[i] ?? String(id)));
+  // Underlined the thicker, the less the sampler expected the token. A token that is only a part of a character is shown by its id.
+  async tokens(s, into) {
+    into.append(h("p", { className: "rlkit-note" }, "Waiting for the kernel…"));
+    const reply = await this.view.store.ask(this.at, "tokens", { step: s.step, row: s.row });
+    if (reply.error) return into.replaceChildren(h("p", { className: "rlkit-note" }, reply.error));
+    const { tokens, logprobs, texts } = reply, shown = (i) => texts[i] ?? `‹${tokens[i]}›`;
+    const least = tokens.map((_, i) => i).filter((i) => logprobs[i] !== null).sort((a, b) => logprobs[a] - logprobs[b]).slice(0, LEAST);
+    const words = least.map((i) => `${JSON.stringify(shown(i))} (token ${i + 1}) ${number(logprobs[i])}`).join(", ");
+    into.replaceChildren(
+      h("p", { className: "rlkit-tokens" }, ...tokens.map((id, i) => h("span", { title: `token ${i + 1}, id ${id}, log-prob ${number(logprobs[i])}`, style: `border-bottom-width:${Math.min(6, 1 + Math.abs(logprobs[i] ?? 0)).toFixed(1)}px` }, shown(i)))),
+      h("p", { className: "rlkit-note" }, words ? `Least expected, by log-prob: ${words}. ` : "", reply.said));
   }
 
   async across(prompt, into, button) {
