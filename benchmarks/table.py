@@ -33,6 +33,10 @@ def rollout(r: dict[str, Any]) -> list[Row]:
                 n, size = v["tokens_per_s"], load.partition(",")[0]
                 figure = f"{n:,} tokens/s, {n / base['batch 64']:.0f} and {n / best:.1f} x transformers' generate at batch 64 and 1,024"
                 rows.append((f"SmolLM2-135M, {size} x {r['new_tokens']} tokens, {many}", figure))
+    if "scheduler" in r:  # one call
+        ours, theirs = (r["scheduler"][f"{whose}'s"]["tokens_per_s"] for whose in ("rlkit", "vLLM"))
+        what = "SmolLM2-135M, 1024 prompts, 1 engine, rlkit's scheduler and vLLM's own"
+        rows.append((what, f"{ours:,} and {theirs:,} tokens/s, {ours / theirs:.1f} x"))
     for part in ("large", "large_again"):
         for load, v in r.get(part, {}).items():
             if isinstance(v, dict):
@@ -127,6 +131,21 @@ def two_gpus(r: dict[str, Any]) -> list[Row]:
     return rows
 
 
+def watching_cost(r: dict[str, Any]) -> list[Row]:
+    low, high = (value - 1 for value in r["interval_95"])
+    what = f"steps of {r['model']} with a dashboard open, against steps without, {r['pairs']} pairs of {r['steps_a_block']} steps"
+    return [(what, f"{r['ratio'] - 1:+.1%} in time; 95 % interval {low:+.1%} to {high:+.1%}")]
+
+
+def monitor_on_gpus(r: dict[str, Any]) -> list[Row]:
+    roles = ", ".join(f"{role} {gib:.1f}" for role, gib in r["roles_gib"].items())
+    return [
+        ("the monitor's process, once a second, while a loop runs on the card", f"{r['monitor_percent_of_a_core']:.2f} % of a core"),
+        ("memory by role, GiB", roles),
+        ("against nvidia-smi, median difference", f"{r['memory_off_by_mib']:.1f} MiB, {r['temperature_off_by']:.0f} °C"),
+    ]
+
+
 SECTIONS: list[tuple[str, str, Callable[[dict[str, Any]], list[Row]]]] = [
     ("rollout", "Rollout", rollout),
     ("update", "Update", update),
@@ -135,6 +154,8 @@ SECTIONS: list[tuple[str, str, Callable[[dict[str, Any]], list[Row]]]] = [
     ("vs_trl", "A whole GRPO step against TRL", vs_trl),
     ("colocated", "A large model on one card", colocated),
     ("two_gpus", "Two GPUs", two_gpus),
+    ("watching_cost_gpu", "What an open dashboard costs", watching_cost),
+    ("monitor_on_gpus", "The monitor", monitor_on_gpus),
 ]
 
 
@@ -148,7 +169,8 @@ def page() -> str:
         result = json.loads(path.read_text())
         m = result["machine"]
         versions = ", ".join(f"{k} {v}" for k, v in m["packages"].items() if k in ("vllm", "torch", "transformers", "trl", "ray"))
-        out.append(f"## {title}\n`benchmarks/{name}.py`, {', '.join(m['gpus'])}, {m['cores']} cores, {versions}, {m['date']}\n")
+        script = result.get("script", f"benchmarks/{name.removesuffix('_gpu')}.py")
+        out.append(f"## {title}\n`{script}`, {', '.join(m['gpus'])}, {m['cores']} cores, {versions}, {m['date']}\n")
         out.append("| what | figure |\n|---|---|\n" + "\n".join(f"| {a} | {b} |" for a, b in rows(result)) + "\n")
     return "\n".join(out)
 

@@ -2,10 +2,11 @@
 
     python benchmarks/watching_cost.py [--pairs 12] [--steps 4] [--config laptop] [--model tiny] [--prompts 16] [--max_tokens 48]
 
-A Jupyter kernel trains a model (8 samples a prompt) in cells of a few steps; before every other cell a `Dashboard` is
-opened, and closed after it. Cells are run as JupyterLab runs them, and the dashboard is greeted as a page greets it, so it sends what it
-would send to a page, twice a second. Which of a pair comes first changes from pair to pair. The figure is the mean over pairs of (time
-with / time without), with a 95 % interval from their spread. It needs a quiet machine.
+A Jupyter kernel trains a model (8 samples a prompt, all of one length, so that steps take equally long) in cells of a few steps; before
+every other cell a `Dashboard` is opened, and closed after it. Cells are run as JupyterLab runs them, and the dashboard is greeted as a page
+greets it, so it sends what it would send to a page, twice a second. Which of a pair comes first changes from pair to pair. The figure is
+the mean over pairs of (time with / time without), with a 95 % interval from their spread; it needs a quiet machine. Beside it stands the
+CPU time that a step takes in the kernel, and in the run's recorder and monitor.
 """
 
 from __future__ import annotations
@@ -23,22 +24,34 @@ from jupyter_client.manager import KernelManager
 VIEW_MIME = "application/vnd.jupyter.widget-view+json"
 SETUP = """
 import os, time
+import psutil
 os.environ.setdefault("RLKIT_HOME", {home!r})
 import rlkit as rl
+from rlkit import localhead
 from rlkit.widgets import Dashboard
 cluster = rl.connect({config!r}, storage={home!r})
 run = rl.Run("watched", cluster)
 tasks, sampler, learner = rl.load_tasks("arithmetic"), run.sampler({model!r}), run.learner({model!r}, lr=1e-5)
 
+def used():
+    # CPU seconds of this kernel's process, and of the run's recorder and monitor.
+    own, others = time.process_time(), 0.0
+    (head,) = localhead.living()
+    for process in psutil.Process(head.pid).children(recursive=True):
+        if " ".join(process.cmdline()[:1]).startswith(("ray::Recorder", "ray::Monitor")):
+            others += sum(process.cpu_times()[:2])
+    return own, others
+
 def block(steps):
-    begun = time.perf_counter()
+    before, begun = used(), time.perf_counter()
     for step in run.steps(run.committed + 1 + steps, progress=False):
-        rollouts = sampler.generate(tasks.batch({prompts}), n=8, max_tokens={max_tokens}, progress=False)
+        rollouts = sampler.generate(tasks.batch({prompts}), n=8, max_tokens={max_tokens}, min_tokens={max_tokens}, progress=False)
         scored = rl.score(rollouts, rl.rewards.Math())
         stats = learner.update(rl.advantages(scored, "grpo"))
         sampler.sync(learner)
         run.log(step, scored, stats)
-    print((time.perf_counter() - begun) / steps)
+    took, after = time.perf_counter() - begun, used()
+    print(*(value / steps for value in (took, after[0] - before[0], after[1] - before[1])))
 """
 
 
@@ -102,6 +115,7 @@ def main() -> None:
     parser.add_argument("--max_tokens", type=int, default=48)
     args = parser.parse_args()
     seconds: dict[str, list[float]] = {"with": [], "without": []}
+    cpu: dict[str, list[tuple[float, float]]] = {"with": [], "without": []}
     messages = size = 0
     with tempfile.TemporaryDirectory() as folder:
         kernel = Kernel(Path(folder))
@@ -115,7 +129,9 @@ def main() -> None:
                         kernel.run("board = Dashboard(run)\nboard", "board")
                         kernel.greet()
                     printed, count, sent = kernel.run(f"block({args.steps})", "block")
-                    seconds[which].append(float(printed.splitlines()[-1]))
+                    took, own, others = map(float, printed.splitlines()[-1].split())
+                    seconds[which].append(took)
+                    cpu[which].append((own, others))
                     if which == "with":
                         messages, size = messages + count, size + sent
                         kernel.run("board.close()", "close")
@@ -134,6 +150,13 @@ def main() -> None:
         "ratio": round(statistics.mean(ratios), 4),
         "ratio_median": round(statistics.median(ratios), 4),
         "interval_95": [round(statistics.mean(ratios) - 1.96 * error, 4), round(statistics.mean(ratios) + 1.96 * error, 4)],
+        "cpu_ms_a_step": {
+            name: {
+                "kernel": round(1e3 * statistics.mean(a for a, _ in both), 1),
+                "recorder and monitor": round(1e3 * statistics.mean(b for _, b in both), 1),
+            }
+            for name, both in cpu.items()
+        },
         "messages": messages,
         "bytes": size,
     }

@@ -67,9 +67,8 @@ class View(anywidget.AnyWidget):
 
     @classmethod
     def of(cls, panel: Panel) -> View:
-        names = dict.fromkeys(watched.name for watched in panel.sources())
         spec = {
-            "name": ", ".join(names),
+            "names": [watched.name for watched in panel.sources()],
             "parts": [part.spec() for part in panel.parts()],
             "run": panel.watched.source.folder is not None,  # not a cluster, whose machines alone are watched
         }

@@ -32,6 +32,10 @@ class Notebook:
         self.page.on("request", lambda r: self.requests.append(r.url))
         name = path.relative_to(lab.notebooks).as_posix()
         self.page.goto(f"{lab.url}lab/tree/{name}?token={lab.token}&reset", wait_until="domcontentloaded")
+        self.wait_open()
+
+    def wait_open(self) -> None:
+        """Until JupyterLab shows the notebook and its kernel is there."""
         expect(self.page.locator(".jp-Notebook .jp-Cell").first).to_be_visible(timeout=90_000)
         self.app("await app.restored; await app.shell.currentWidget.context.ready; await app.shell.currentWidget.sessionContext.ready")
         if self.page.locator("#jp-left-stack").is_visible():

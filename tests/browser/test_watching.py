@@ -22,6 +22,13 @@ from rlkit.widgets import Dashboard
 
 again = rl.attach({NAME!r})
 Dashboard(again)"""
+PLAIN = """tasks, sampler, learner = rl.load_tasks("arithmetic"), again.sampler(), again.learner()
+for step in again.steps(again.committed + 1000, progress=False):
+    scored = rl.score(sampler.generate(tasks.batch(4), n=4, max_tokens=32, progress=False), rl.rewards.Math())
+    stats = learner.update(rl.advantages(scored, "grpo"))
+    sampler.sync(learner)
+    again.log(step, scored, stats)
+print("the loop ended after", again.committed)"""
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +77,15 @@ def test_pause_single_step_and_resume(story):
     board.wait_points(len(held) + 3)
 
 
+def test_a_checkpoint_is_one_click_away(story):
+    board, log = story.board, story.log
+    board.press("Checkpoint now", "A checkpoint will be written after this step.")
+    board.notebook.wait(lambda: log.events("checkpoint"), "the checkpoint")
+    written = log.events("checkpoint")[0]
+    assert (log.folder / written["path"]).is_dir()
+    board.wait_points(written["step"] + 2)  # the loop goes on
+
+
 def test_a_rollout_is_one_click_away(story):
     board = story.board
     rollouts = board.root.locator("[data-kind='rollouts']")
@@ -91,7 +107,10 @@ def test_a_rollout_is_one_click_away(story):
         expect(header).to_contain_text(f"{row.n_tokens} tokens")
         expect(header).to_contain_text("advantage")
     sample.first.get_by_text("tokens and log-probs").click()
-    expect(sample.first.locator(".rlkit-tokens span")).to_have_count(int(rows["n_tokens"].iloc[0]))
+    token = sample.first.locator(".rlkit-tokens span")
+    expect(token).to_have_count(int(rows["n_tokens"].iloc[0]), timeout=60_000)
+    assert "".join(token.all_inner_texts()).startswith(rows["response"].iloc[0])
+    expect(sample.first).to_contain_text("Least expected, by log-prob:")
     wrong = frame[frame["verdict"] == "wrong"]["prompt_id"].nunique()
     rollouts.get_by_role("combobox").select_option("wrong")
     expect(group).to_have_count(int(wrong))
@@ -159,8 +178,8 @@ def test_the_page_is_closed_and_opened_again_during_the_run(story):
 
 
 def test_another_kernel_watches_and_stops_the_run(story):
-    other = Notebook(story.context, story.lab, story.lab.new("other.ipynb", ATTACH))
-    other.run_all()
+    other = Notebook(story.context, story.lab, story.lab.new("other.ipynb", ATTACH, PLAIN))
+    other.run(ATTACH)
     other.wait_idle()
     board = Board(other, ATTACH)
     seen = board.wait_points(len(story.log.steps()))
@@ -180,6 +199,10 @@ def test_another_kernel_watches_and_stops_the_run(story):
 
 def test_after_a_restart_of_the_kernel_the_whole_history_is_there(story):
     story.notebook.restart()
+    dead = Board(story.notebook, BOARD)
+    dead.show()
+    story.notebook.wait(lambda: "no word from the kernel" in dead.badges(), "the badge of a view whose kernel is gone")
+    assert dead.points() == len(story.done)
     story.notebook.run(ATTACH)
     story.notebook.wait_idle()
     board = Board(story.notebook, ATTACH)
@@ -193,6 +216,48 @@ def test_after_a_restart_of_the_kernel_the_whole_history_is_there(story):
     expect(old.locator(".rlkit-picture img[alt^='Reward:']")).to_be_visible()
     story.board = Board(story.notebook, ATTACH)
     assert story.board.wait_points(len(story.done)) == len(story.done)
+
+
+def test_a_plain_loop_is_watched_and_stopped_while_its_cell_runs(story):
+    notebook, log = story.other, story.log
+    notebook.run(PLAIN)
+    board = Board(notebook, ATTACH)
+    board.wait_points(len(story.done) + 2, 120)
+    assert notebook.running() == 1
+    board.press("Stop after this step", "The loop ends after this step.")
+    notebook.wait_idle()
+    story.done = log.steps()
+    assert len(story.done) < 1000
+    expect(notebook.cell(PLAIN)).to_contain_text(f"the loop ended after {len(story.done) - 1}")
+    assert board.wait_points(len(story.done)) == len(story.done)
+    assert story.board.wait_points(len(story.done)) == len(story.done)
+
+
+def test_where_a_busy_kernel_hears_nobody_a_button_says_so_and_an_interrupt_is_safe(story):
+    busy = Notebook(story.context, story.lab, story.lab.new("busy.ipynb", ATTACH, PLAIN))
+    busy.app("app.shell.currentWidget.sessionContext.session.kernel.commsOverSubshells = 'disabled'")  # as before JupyterLab 4.4
+    busy.run(ATTACH)
+    busy.wait_idle()
+    board = Board(busy, ATTACH)
+    board.wait_points(len(story.done))
+    busy.run(PLAIN)
+    board.wait_points(len(story.done) + 2, 120)  # it is told what is new, unasked
+    board.press("Pause", "The kernel is busy with a cell that does not yield", whole=False)
+    busy.menu("Kernel", "Interrupt Kernel")
+    busy.wait(lambda: any("KeyboardInterrupt" in error for error in busy.errors()), "the interrupt")
+    expect(board.root.locator("[data-kind='controls'] [role='status']")).to_contain_text("No loop over run", timeout=60_000)
+    before = len(story.log.steps())
+    busy.run(PLAIN)  # the step that the interrupt left is finished or undone, and the loop goes on
+    board.wait_points(before + 2, 120)
+    story.other.run(ATTACH)  # whose page hears its kernel
+    stop = Board(story.other, ATTACH)
+    stop.wait_points(before + 2)
+    stop.press("Stop after this step", "The loop ends after this step.")
+    busy.wait(lambda: not busy.running(), "the loop to end")
+    story.done = story.log.steps()
+    assert story.done == list(range(len(story.done)))
+    assert story.board.wait_points(len(story.done)) == len(story.done)
+    busy.close()
 
 
 def test_a_cluster_that_goes_away_leaves_a_stale_badge_and_no_error(story):

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 import rlkit as rl
+from rlkit import localhead
 from rlkit.widgets import Dashboard, GpuMonitor
 
 ASKED = ("memory.used", "utilization.gpu", "power.draw", "temperature.gpu")
@@ -40,7 +41,8 @@ def watch(into: list[dict[str, Any]], over: threading.Event) -> None:
 
 
 def monitor_process() -> psutil.Process:
-    (found,) = [p for p in psutil.process_iter(["cmdline"]) if " ".join(p.info["cmdline"] or ()).startswith("ray::Monitor")]
+    (head,) = localhead.living()
+    (found,) = [p for p in psutil.Process(head.pid).children(recursive=True) if " ".join(p.cmdline()[:1]).startswith("ray::Monitor")]
     return found
 
 
@@ -68,9 +70,9 @@ def main() -> None:
         tasks, sampler, learner = rl.load_tasks("word_problems"), run.sampler(model), run.learner(model)
         said: list[dict[str, Any]] = []
         over = threading.Event()
-        thread = threading.Thread(target=watch, args=(said, over))
-        thread.start()
         process, begun = monitor_process(), time.monotonic()
+        thread = threading.Thread(target=watch, args=(said, over), daemon=True)
+        thread.start()
         cpu = sum(process.cpu_times()[:2])
         for step in run.steps(10_000, progress=False):
             rollouts = sampler.generate(tasks.batch(32), n=8, max_tokens=256, progress=False)

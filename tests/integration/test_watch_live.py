@@ -163,6 +163,26 @@ def test_a_plain_for_is_paused_from_elsewhere_and_interrupted_there(run):
     assert done == list(range(len(done)))
 
 
+def test_a_run_that_was_closed_has_no_loop_to_stop(cluster):
+    run = rl.Run(f"w-{next(_names)}", cluster, monitor=False)
+    run.close()
+    with pytest.raises(RunError, match="was closed: there is no loop to stop"):
+        run.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [("t", 1.0, "'t' is a column that every step has"), ("policy_version", 1, "give the metric another name"),
+     ("mine", "much", "a metric is a number"), ("mine", [1.0], "a metric is a number"), ("mine", None, "a metric is a number")],
+)  # fmt: skip
+def test_metrics_that_the_log_cannot_take_are_refused_and_the_step_goes_on(run, name, value, words):
+    for step in run.steps(1, progress=False):
+        with pytest.raises(RunError, match=words):
+            run.log(step, **{name: value})
+        run.log(step, fine=float("inf"), also=True)
+    assert run.metrics.loc[0, ["fine", "also"]].isna().tolist() == [True, False]
+
+
 def test_two_loops_over_a_run_are_refused(run):
     go = threading.Event()
 
@@ -386,7 +406,7 @@ def test_a_run_of_another_kernel_is_watched_past_its_death(cluster):
 
 
 ENDED = """
-import json, sys, time
+import json, os, sys, time
 import psutil
 import rlkit as rl
 from rlkit import localhead
@@ -414,6 +434,9 @@ try:
 except rl.errors.RunError as error:
     refused = str(error)
 source.close(), of_cluster.close()
+os.chdir(run.folder.parent.parent)
+named = rl.watch.source("mortal").poll()  # its recorder is gone, its folder is not
+assert [e["step"] for e in named.events if e["kind"] == "step"] == [0, 1], named
 out = {"ages": ages[-1], "took": took, "refused": refused, "committed": changes.state.committed}
 if sys.argv[3] == "again":
     cluster = rl.connect(spec)

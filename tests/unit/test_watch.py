@@ -125,6 +125,8 @@ def test_a_run_that_is_not_there(tmp_path):
         watch.source(tmp_path / "nowhere")
     with pytest.raises(RunError, match="takes a Run, a Cluster, a run's folder or the name"):
         watch.source(7)
+    with pytest.raises(RunError, match="There is no run at ~nobody-of-that-name/runs"):
+        watch.source("~nobody-of-that-name/runs")
 
 
 def test_a_log_that_vanishes_while_it_is_watched(folder):

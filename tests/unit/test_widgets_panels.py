@@ -77,7 +77,13 @@ def test_reward_parts_are_those_that_the_run_has(log):
 
 
 @pytest.mark.parametrize(
-    ("metrics", "words"), [(["entropi"], "did you mean 'entropy'"), ("reward", r"\['reward'\]"), ([3], "3 is neither")]
+    ("metrics", "words"),
+    [
+        (["entropi"], "did you mean 'entropy'"),
+        ("reward", r"\['reward'\]"),
+        ([3], "must be a list of names"),
+        ([["x"]], "must be a list of names"),
+    ],
 )
 def test_curves_that_cannot_be_are_refused(metrics, words, log):
     with pytest.raises(ConfigError, match=words):
@@ -281,7 +287,6 @@ def test_a_step_without_samples_says_so(rollouts):
 def test_the_static_table_is_of_the_newest_step(rollouts, log):
     assert "samples of step 2" in rollouts._repr_html_()
     log.steps(4, since=3)
-    rollouts.read()
     assert "No samples of step 3" in rollouts._repr_html_()
 
 
@@ -294,6 +299,26 @@ def test_answers_are_escaped_in_html(log):
 
 
 # --- controls, dashboard, compare --------------------------------------------------------------------------------------------------------
+
+
+def test_printing_a_view_reads_anew_until_it_is_closed(log):
+    view = RewardCurves(log.folder)
+    assert "no step is complete yet" in repr(view)
+    log.steps(2)
+    assert "2 steps" in repr(view)
+    log.steps(3, since=2)
+    assert "Reward: mean 0.02" in view._repr_html_()
+    view.close()
+    log.steps(4, since=3)
+    assert "3 steps" in repr(view)
+
+
+def test_controls_say_what_runs(log):
+    controls = RunControls(log.folder)
+    state = {"live": True, "phase": None, "committed": 3, "control": "run", "stale_since": None}
+    for more, words in (({"looping": False}, "no loop is running"), ({"looping": True}, "run"), ({"control": "stopped"}, "stopped")):
+        controls.watched.state = state | more
+        assert controls.words() == f"4 steps complete, {words}"
 
 
 def test_a_run_on_disk_cannot_be_stopped(log):

@@ -9,6 +9,7 @@ class View {
     stores.set(model, this.store);
     const spec = model.get("spec");
     this.isRun = spec.run;
+    this.runs = spec.names;
     this.state = h("span", { className: "rlkit-state" });
     this.badges = h("span", { className: "rlkit-badges", role: "status" });
     this.parts = spec.parts.map((part, i) => new KINDS[part.kind](this, part, i));
@@ -17,8 +18,8 @@ class View {
       if (spec.parts.length === 1) return h("section", { "data-kind": kind, "aria-label": title }, part.node);
       return h("details", { "data-kind": kind, open: open !== false, ontoggle: () => this.changed(true) }, h("summary", {}, title), part.node);
     });
-    this.root = h("div", { className: "rlkit-view", role: "region", "aria-label": `rlkit: ${spec.name}` },
-      h("header", { className: "rlkit-head" }, h("b", {}, spec.name), this.state, this.badges), ...sections);
+    this.root = h("div", { className: "rlkit-view", role: "region", "aria-label": `rlkit: ${spec.names.join(", ")}` },
+      h("header", { className: "rlkit-head" }, h("b", {}, this.runs.length > 1 ? "" : spec.names[0]), this.state, this.badges), ...sections);
     el.append(this.root);
     this.notebook = el.closest(".jp-Notebook");
     this.size = new ResizeObserver(() => this.changed(true));
@@ -53,7 +54,8 @@ class View {
   pulse() {
     const { facts, skew } = this.store, now = Date.now() / 1000, badges = [];
     const state = facts["0 state"];
-    const words = this.isRun ? stateWords(state, now - skew) : "";
+    const each = this.runs.map((name, i) => (this.runs.length > 1 ? `${name}: ` : "") + stateWords(facts[`${i} state`], now - skew));
+    const words = this.isRun ? each.join(" — ") : "";
     if (this.state.textContent !== words) this.state.textContent = words;
     for (const [key, value] of Object.entries(facts)) if (key.endsWith(" state") && value.stale_since) badges.push(`stale: last read ${duration(now - value.stale_since)} ago`);
     for (const [key, value] of Object.entries(facts)) if (key.endsWith(" clock") && value > 1) badges.push(`the clock went back ${duration(value)}: time is drawn as not going back`);

@@ -1,5 +1,6 @@
 // Parts that are words and buttons: the run's state and controls, health, the differences of two configurations.
 
+const SAID_MS = 10000;  // a button's answer stays so long: the state says how it went on
 const CONTROL_WORDS = { run: "running", pausing: "pausing after this step", paused: "paused", stopping: "stopping after this step", stopped: "stopped" };
 
 // The run's state in words. `state` is a RunState of rlkit.watch.
@@ -38,6 +39,8 @@ class Controls {
     const busy = "The kernel is busy with a cell that does not yield: this acts when the cell yields or ends. The kernel's interrupt is safe, and `async for step in run.steps(n)` or run.start(loop) keep the buttons free.";
     const reply = await this.view.store.ask(this.at, "control", { verb }, () => this.say(busy));
     this.say(reply.error ?? reply.said ?? "");
+    clearTimeout(this.over);
+    if (!reply.error) this.over = setTimeout(() => this.say(""), SAID_MS);
   }
 
   update() {
@@ -57,7 +60,9 @@ class Controls {
     this.update();
   }
 
-  remove() {}
+  remove() {
+    clearTimeout(this.over);
+  }
 }
 
 class Health {
