@@ -71,6 +71,8 @@ class Table {
   }
 }
 
+const GONE = "The kernel of this view is gone, or was restarted: run its cell again.";
+
 // One a model: the views of a widget on a page share it.
 class Store {
   constructor(model) {
@@ -96,8 +98,16 @@ class Store {
     this.skew = 0;
   }
 
+  // A comm ends with its kernel, when that is restarted; from then on it throws, and the view keeps what it has.
   say(kind, more = {}) {
-    this.model.send({ kind, page: page.id, ...more });
+    if (this.lost) return;
+    try {
+      this.model.send({ kind, page: page.id, ...more });
+    } catch (error) {
+      this.lost = String(error);
+      for (const reply of this.pending.values()) reply({ error: GONE });
+      this.pending.clear();
+    }
   }
 
   // Ask for everything. JupyterLab sends the first message of a comm to the thread that runs cells; said again it goes to one that is free.
@@ -133,6 +143,7 @@ class Store {
   ask(part, what, more = {}, slow = null) {
     const id = ++this.asks;
     this.say("ask", { id, part, what, ...more });
+    if (this.lost) return Promise.resolve({ error: GONE });
     const timer = slow && setTimeout(slow, 800);
     return new Promise((resolve) => this.pending.set(id, (reply) => (clearTimeout(timer), resolve(reply))));
   }
