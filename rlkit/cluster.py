@@ -74,7 +74,7 @@ class Cluster:
         """Ask the cluster for its nodes again."""
         import ray
 
-        self._need_open()
+        self.need_open()
         nodes = [
             Node.make(n["NodeManagerAddress"], n["NodeManagerHostname"], n["Resources"], n["NodeID"]) for n in ray.nodes() if n["Alive"]
         ]
@@ -83,7 +83,7 @@ class Cluster:
 
     def ps(self) -> dict[str, list[str]]:
         """Runs with living actors: run name -> actor names."""
-        self._need_open()
+        self.need_open()
         return actors.runs()
 
     def disconnect(self) -> None:
@@ -110,9 +110,12 @@ class Cluster:
             return
         localhead.stop(self._head.name)
 
-    def _need_open(self) -> None:
+    def need_open(self) -> None:
+        """Raises:
+        ClusterError: the connection was closed, or the cluster died and another connection took its place.
+        """
         if not self._open:
-            raise ClusterError(f"This connection to {self.address} was closed; call rlkit.connect again.")
+            raise ClusterError(f"This connection to {self.address} was closed; call rlkit.connect again, and rlkit.Run for a run on it.")
 
     def __repr__(self) -> str:
         n = len(self.nodes)

@@ -19,7 +19,7 @@ class Ledger:
     """Finds or starts the recorder of a run, and speaks to it. Every call has a limit of 60 s."""
 
     def __init__(self, name: str, space: str, cluster: Any, seed: int, fresh: bool) -> None:
-        self.name = name
+        self.name, self._cluster = name, cluster
         self.epoch = 0  # 0: this kernel does not hold the lease
         self._driver = Driver.this()
         self._beat: threading.Thread | None = None
@@ -31,7 +31,12 @@ class Ledger:
         self.recorder = alive if alive is not None else _start(name, space, cluster, seed, fresh)
 
     def call(self, method: str, *args: Any) -> Any:
-        """The result of a recorder's method."""
+        """The result of a recorder's method.
+
+        Raises:
+            ClusterError: the connection that the run was made on is closed: its handles are of no use to another one.
+        """
+        self._cluster.need_open()
         return _alive(lambda: _wait(getattr(self.recorder, method).remote(*args), method))
 
     def status(self) -> dict[str, Any]:
@@ -72,6 +77,7 @@ class Ledger:
         Raises:
             RunBusyError: another kernel drives the run.
         """
+        self._cluster.need_open()
         if self.epoch == 0:
             self.acquire()
         if not _alive(lambda: actors.get(self.recorder.renew.remote(self.epoch, phases), f"renewing the lease of run {self.name!r}")):

@@ -96,7 +96,10 @@ def test_a_rollout_is_one_click_away(story):
     group = rollouts.locator(".rlkit-group[role='option']")  # a select's entries are options too
     expect(group.nth(1)).to_contain_text(frame[frame["prompt_id"] == prompts[1]]["question"].iloc[0], timeout=60_000)
     expect(group).to_have_count(len(prompts))
-    group.nth(1).click()
+    group.nth(1).hover()
+    board.notebook.page.mouse.down()  # the field of the step is left by it
+    board.notebook.page.wait_for_timeout(1000)
+    board.notebook.page.mouse.up()
     rows = frame[frame["prompt_id"] == prompts[1]]
     sample = rollouts.locator(".rlkit-sample")
     expect(sample).to_have_count(len(rows), timeout=60_000)

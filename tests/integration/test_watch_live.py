@@ -440,6 +440,10 @@ assert [e["step"] for e in named.events if e["kind"] == "step"] == [0, 1], named
 out = {"ages": ages[-1], "took": took, "refused": refused, "committed": changes.state.committed}
 if sys.argv[3] == "again":
     cluster = rl.connect(spec)
+    try:
+        run.log(2)
+    except rl.errors.ClusterError as error:
+        out["old"] = str(error)
     run = rl.Run("mortal", cluster)
     out["again"] = rl.watch.source(run).poll().state.committed
     run.close()
@@ -462,3 +466,4 @@ def test_a_kernel_outlives_the_cluster_that_it_watches(tmp_path, seconds, then):
     assert out["took"] < 2
     assert "cannot be reached" in out["refused"]
     assert out["committed"] == out.get("again", 1) == 1
+    assert then == "end" or "call rlkit.connect again, and rlkit.Run for a run on it" in out["old"]

@@ -7,7 +7,7 @@ const FILTERS = [["all", "all groups"], ["wrong", "with a wrong answer"], ["unpa
 class Rollouts {
   constructor(view, spec, at) {
     Object.assign(this, { view, spec, at, step: null, follow: true, loading: null, prompt: null, groups: [] });
-    this.input = h("input", { type: "number", min: 0, "aria-label": "Step", onchange: () => this.go(Number(this.input.value)), onkeydown: (e) => this.enter(e) });
+    this.input = h("input", { type: "number", min: 0, "aria-label": "Step", onchange: () => this.changed(), onkeydown: (e) => this.enter(e) });
     const move = (d) => () => this.go((this.step ?? 0) + d);
     this.filter = h("select", { onchange: () => this.list() }, ...FILTERS.map(([v, t]) => h("option", { value: v }, t)));
     const newest = h("button", { type: "button", onclick: () => this.newest() }, "Newest");
@@ -77,11 +77,24 @@ class Rollouts {
   list() {
     const keep = this.filter.value, shown = this.groups.filter((g) => keep === "all" || g[keep]);
     this.shown = shown;
+    const drawn = JSON.stringify([shown, this.groups.length]);
+    if (drawn === this.drawn) return this.mark();  // new nodes under a finger that is down would take its click away
+    this.drawn = drawn;
     this.groupsNode.replaceChildren(...shown.map((g) => h("button", {
       type: "button", role: "option", tabIndex: -1, className: "rlkit-group", "aria-selected": String(g.prompt === this.prompt), onclick: () => this.open(g.prompt),
     }, h("span", { className: "rlkit-q" }, g.question), h("span", { className: "rlkit-marks" },
       `reward ${number(g.reward)}`, g.wrong ? ` · ${g.wrong} wrong` : "", g.unparsed ? ` · ${g.unparsed} unparsed` : "", g.truncated ? ` · ${g.truncated} truncated` : "", g.no_spread ? " · no spread" : ""))));
     if (this.groups.length && !shown.length) this.groupsNode.replaceChildren(h("p", { className: "rlkit-note" }, "No group of this step is so."));
+  }
+
+  // Which of the groups is open.
+  mark() {
+    for (const [i, node] of [...this.groupsNode.children].entries()) node.setAttribute("aria-selected", String(this.shown[i]?.prompt === this.prompt));
+  }
+
+  // The field of the step was left, perhaps after Enter.
+  changed() {
+    if (Number(this.input.value) !== this.step) this.go(Number(this.input.value));
   }
 
   // Enter in the field of the step: JupyterLab would take it for the cell.
@@ -104,7 +117,7 @@ class Rollouts {
   async open(prompt) {
     Object.assign(this, { prompt, step: this.listed, loading: null, follow: false });
     this.input.value = this.step;
-    for (const [i, node] of [...this.groupsNode.children].entries()) node.setAttribute("aria-selected", String(this.shown[i]?.prompt === prompt));
+    this.mark();
     const reply = await this.view.store.ask(this.at, "group", { step: this.listed, prompt }, () => this.say("Waiting for the kernel, which is busy with a cell…"));
     if (prompt !== this.prompt) return;
     this.say("");
