@@ -68,7 +68,7 @@ def line_of(event: Mapping[str, Any]) -> str:
 
 def is_event(value: Any) -> bool:
     """Whether a JSON value is a line of the log: it has a kind, a time where it has one, and what its kind needs."""
-    if not isinstance(value, dict) or not isinstance(value.get("kind"), str) or not is_number(value.get("t", 0.0)):
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str) or not is_time(value.get("t", 0.0)):
         return False
     kind, step = value["kind"], value.get("step")
     if kind in ("step", "begin", "rewind") and not (isinstance(step, int) and abs(step) < 2**53):
@@ -78,13 +78,21 @@ def is_event(value: Any) -> bool:
         return "t" in value and isinstance(metrics, dict) and all(v is None or is_number(v) for v in metrics.values())
     if kind == "phase":
         times = (value.get("seconds"), value.get("t_start"))
-        return isinstance(value.get("phase"), str) and all(v is None or is_number(v) for v in times) and (step is None or is_number(step))
+        return isinstance(value.get("phase"), str) and all(v is None or is_time(v) for v in times) and (step is None or is_number(step))
     return kind != "part" or isinstance(value.get("name"), str)
 
 
 def is_sample(value: Any) -> bool:
     """Whether a JSON value is a line of the monitor's file."""
-    return isinstance(value, dict) and "node" in value and is_number(value.get("t"))
+    if not isinstance(value, dict) or "node" not in value or not is_time(value.get("t")):
+        return False
+    gpus = value.get("gpus") or []
+    return isinstance(gpus, list) and all(isinstance(gpu, dict) and isinstance(gpu.get("roles") or {}, dict) for gpu in gpus)
+
+
+def is_time(value: Any) -> bool:
+    """Whether a JSON value is seconds, or seconds since the epoch that a calendar has."""
+    return is_number(value) and abs(value) < 1e12
 
 
 def is_number(value: Any) -> bool:
@@ -116,6 +124,11 @@ def read_events(path: Path, repair: bool = False) -> list[dict[str, Any]]:
             raise RunError(f"{path}, line {n} is not an event; {damaged}")
         out.append(event)
     return out
+
+
+SAMPLE_COLUMNS = frozenset(  # that the file of every step's samples has
+    ["prompt_id", "question", "answer", "response", "tokens", "logprobs", "n_tokens", "finish_reason", "verdict", "extracted", "reward"]
+)
 
 
 def sample_rows(step: int, shard: RolloutShard, score: ScoreShard) -> list[dict[str, Any]]:

@@ -187,6 +187,8 @@ class Recorder:
         """Write a step's samples as Parquet; ``shards`` and ``scores`` are lists of references, fetched here."""
         import pandas as pd
 
+        if not self.folder.is_dir():
+            raise RunError(f"The samples of step {step} cannot be kept: the folder of run {self.name!r}, {self.folder}, was deleted.")
         rows: list[dict[str, Any]] = []
         for shard, score in zip(ray.get(list(shards)), ray.get(list(scores)), strict=True):
             rows += sample_rows(step, shard, score)
@@ -194,8 +196,6 @@ class Recorder:
         if advantages is not None:
             frame["advantage"] = advantages.reshape(-1)
         target = samples_file(self.folder, step)
-        if not self.folder.is_dir():
-            raise RunError(f"The samples of step {step} cannot be kept: the folder of run {self.name!r}, {self.folder}, was deleted.")
         target.parent.mkdir(exist_ok=True)
         part = target.with_suffix(".part")
         frame.to_parquet(part, index=False)

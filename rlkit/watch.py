@@ -9,6 +9,7 @@ whole lines, so that a line which is being written, or was cut off by a crash, i
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlkit.errors import ActorDiedError, DeadlineError, RunError
-from rlkit.eventlog import EVENTS_FILE, History, samples_file
+from rlkit.eventlog import EVENTS_FILE, SAMPLE_COLUMNS, History, samples_file
 from rlkit.feeds import ClusterFeed, Feed, FileFeed, LiveFeed
 from rlkit.progress import facts_of
 from rlkit.reprs import Shown, duration
@@ -178,8 +179,9 @@ def _frame(file: Any, step: int) -> pd.DataFrame:
         frame = pd.read_parquet(file)
     except (OSError, ValueError) as error:  # pyarrow's are of these
         raise RunError(f"The samples of step {step} cannot be read: {error}") from error
-    if "reward" not in frame:
-        raise RunError(f"The file of step {step} holds no samples.")
+    missing = sorted(SAMPLE_COLUMNS - set(frame))
+    if missing:
+        raise RunError(f"The file of step {step} holds no samples as a run writes them: it has no {', '.join(missing)}.")
     return frame
 
 
@@ -208,7 +210,7 @@ def source(what: Any) -> Source:
         raise RunError(f"There is no run at {what}: {error}") from error
     if isinstance(what, str) and len(path.parts) == 1:
         return _named(what)
-    if not (path / EVENTS_FILE).is_file():
+    if not os.path.isfile(path / EVENTS_FILE):  # False for a name that no file can have, too
         raise RunError(f"There is no run at {path.absolute()}: that folder has no {EVENTS_FILE}.")
     return Source(FileFeed(path))
 
@@ -219,7 +221,7 @@ def _named(name: str) -> Source:
     try:
         run = attach(name)
     except (RunError, ActorDiedError, DeadlineError, ConnectionError) as error:  # not alive, or its cluster is gone
-        found = [folder for folder in (Path(name), Path("runs") / name) if (folder / EVENTS_FILE).is_file()]
+        found = [folder for folder in (Path(name), Path("runs") / name) if os.path.isfile(folder / EVENTS_FILE)]
         if not found:
             raise RunError(f"{error} Nor is there one on disk at {Path('runs').absolute() / name}.") from error
         return Source(FileFeed(found[0]))

@@ -30,7 +30,7 @@ class RunControls(Panel):
             RunError: the run is not alive, or no loop of it is running.
         """
         verb = ask.get("verb")
-        if verb not in SAID:
+        if not isinstance(verb, str) or verb not in SAID:
             return {"error": f"There is no control {verb!r}."}
         self.watched.source.control(verb)
         return {"said": SAID[verb]}

@@ -41,17 +41,17 @@ class RolloutBrowser(Panel):
         """Answer a question of the browser: the groups of a step, a group, the tokens of a sample, a prompt in other steps.
 
         Raises:
-            RunError: the step has no samples, or they cannot be read from here.
+            RunError: the step has no samples, or they cannot be read from here; or the question is none.
         """
         what = ask.get("what")
         if what == "step":
-            return {"groups": self.groups(int(ask["step"]))}
+            return {"groups": self.groups(whole(ask, "step"))}
         if what == "group":
-            return self.group(int(ask["step"]), str(ask["prompt"]))
+            return self.group(whole(ask, "step"), str(ask.get("prompt")))
         if what == "tokens":
-            return self.tokens(int(ask["step"]), int(ask["row"]))
+            return self.tokens(whole(ask, "step"), whole(ask, "row"))
         if what == "across":
-            return self.across(str(ask["prompt"]))
+            return self.across(str(ask.get("prompt")))
         return super().answer(ask)
 
     def groups(self, step: int) -> list[dict[str, Any]]:
@@ -172,6 +172,16 @@ class RolloutBrowser(Panel):
     def text(self) -> str:
         steps = self.watched.steps["step"]
         return f"RolloutBrowser({self.watched.name!r}, {f'steps 0 to {int(steps[-1])}' if len(steps) else 'no step is complete yet'})"
+
+
+def whole(ask: dict[str, Any], key: str) -> int:
+    """Raises:
+    RunError: the question has no such whole number.
+    """
+    value = ask.get(key)
+    if not isinstance(value, int | float) or not math.isfinite(value) or value != int(value):
+        raise RunError(f"{key} is {value!r}; it must be a whole number.")
+    return int(value)
 
 
 def samples(step: int, rows: pd.DataFrame) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import pytest
 
 from rlkit import watch
 from rlkit.errors import RunError
-from rlkit.eventlog import History, is_event, line_of, read_events
+from rlkit.eventlog import SAMPLE_COLUMNS, History, is_event, line_of, read_events
 from rlkit.tail import parse, read_whole_lines
 
 
@@ -100,7 +100,7 @@ def test_monitor_samples_are_read_beside(folder):
 
 def test_samples_of_a_step_or_why_there_are_none(folder):
     (folder / "samples").mkdir()
-    pd.DataFrame({"reward": [1.0]}).to_parquet(folder / "samples" / "step-000000.parquet")
+    pd.DataFrame({name: [1.0] for name in SAMPLE_COLUMNS}).to_parquet(folder / "samples" / "step-000000.parquet")
     source = watch.source(folder)
     assert list(source.samples(0)["reward"]) == [1.0]
     with pytest.raises(RunError, match=r"No samples of step 7 at .*step-000007"):
@@ -125,6 +125,8 @@ def test_a_run_that_is_not_there(tmp_path):
         watch.source(tmp_path / "nowhere")
     with pytest.raises(RunError, match="takes a Run, a Cluster, a run's folder or the name"):
         watch.source(7)
+    with pytest.raises(RunError, match="Nor is there one on disk"):
+        watch.source("x" * 5000)
     with pytest.raises(RunError, match="There is no run at ~nobody-of-that-name/runs"):
         watch.source("~nobody-of-that-name/runs")
 
@@ -160,6 +162,8 @@ def test_a_long_log_is_read_in_chunks_of_whole_lines(tmp_path):
         {"kind": "part", "t": 1.0},
         {"kind": "rewind", "t": 1.0},
         {"kind": "note", "t": "now"},
+        {"kind": "note", "t": 1e300},
+        {"kind": "phase", "t": 1.0, "phase": "rollout", "seconds": 1.0, "t_start": -1e300},
         {"kind": 3},
     ],
 )
@@ -172,6 +176,13 @@ def test_a_line_that_is_json_but_no_event_is_left_out_and_told(folder, line):
     assert any(e["kind"] == "note" and "damaged" in e["text"] for e in events)
     with pytest.raises(RunError, match=r"line \d+ is not an event"):
         read_events(folder / "events.jsonl")
+
+
+@pytest.mark.parametrize("gpus", [5, [7], [{"roles": 5}], {"a": 1}])
+def test_a_monitor_s_line_that_is_none_is_left_out(folder, gpus):
+    with (folder / "monitor.jsonl").open("a") as file:
+        file.write(json.dumps({"node": "a", "t": 1.0, "gpus": gpus}) + "\n" + json.dumps({"node": "a", "t": 2.0, "gpus": None}) + "\n")
+    assert [sample["t"] for sample in watch.source(folder).poll().monitor] == [2.0]
 
 
 def test_samples_that_cannot_be_read_are_an_error_of_the_run(folder):

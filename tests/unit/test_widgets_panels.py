@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 
+import pandas as pd
 import pytest
 from logs import GIB, Log
 
@@ -264,6 +265,24 @@ def test_a_sample_has_its_tokens_with_texts_where_the_run_keeps_its_tokenizer(ro
         rollouts.answer({"what": "tokens", "step": 2, "row": 4})
 
 
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [({"what": "step"}, "step is None"), ({"what": "step", "step": "x"}, "step is 'x'"),
+     ({"what": "step", "step": float("nan")}, "step is nan"),
+     ({"what": "tokens", "step": 2}, "row is None"), ({"what": "tokens", "step": 2, "row": 0.5}, "row is 0.5"),
+     ({"what": "group", "step": 2}, "Prompt 'None' is not in step 2")],
+)  # fmt: skip
+def test_a_question_that_is_none_is_refused(ask, words, rollouts):
+    with pytest.raises(RunError, match=words):
+        rollouts.answer(ask)
+
+
+def test_a_file_that_holds_other_rows_is_refused(rollouts, log):
+    pd.DataFrame({"reward": [1.0], "prompt_id": ["p0"]}).to_parquet(log.folder / "samples" / "step-000001.parquet")
+    with pytest.raises(RunError, match="The file of step 1 holds no samples as a run writes them: it has no answer, extracted"):
+        rollouts.answer({"what": "step", "step": 1})
+
+
 def test_a_damaged_tokenizer_leaves_the_ids(rollouts, log):
     (log.folder / "tokenizer.json").write_text("{}")
     told = rollouts.answer({"what": "tokens", "step": 2, "row": 0})
@@ -323,6 +342,7 @@ def test_controls_say_what_runs(log):
 
 def test_a_run_on_disk_cannot_be_stopped(log):
     controls = RunControls(log.folder)
+    assert controls.answer({"verb": ["stop"]}) == {"error": "There is no control ['stop']."}
     with pytest.raises(RlkitError, match="attach"):
         controls.answer({"what": "control", "verb": "stop"})
     assert "error" in controls.answer({"what": "control", "verb": "explode"})
