@@ -83,8 +83,8 @@ class Parts(Owner):
             if not living or engines == (self._recorded("sampler", "engines") or 1):  # else they are refused by name
                 self._seats("sampler", max(0, engines - living), spec.cpus_per_engine, 0.0 if held else gpus_of_engine(spec))
             made = self._parts["sampler"] = Sampler.start(model, spec, self)
-            if not living:
-                self.ledger.tell("keep_tokenizer", made.engines[0].tokenizer_json.remote())
+            for engine in [] if living else made.engines[:1]:
+                self.ledger.tell("keep_tokenizer", engine.tokenizer_json.remote())
         self._align()
         return made
 

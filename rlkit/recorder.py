@@ -263,7 +263,7 @@ class Recorder:
         if os.fstat(self._file.fileno()).st_nlink == 0:
             raise RunError(
                 f"The folder of run {self.name!r}, {self.folder}, was deleted while the run is alive; its log cannot be kept. "
-                f"End the run with rlkit kill {self.name}, then start it again."
+                f"run.close(), or rlkit kill {self.name}, ends the run; then start it again."
             )
         full: dict[str, Any] = finite({"t": time.time()} | dict(event))  # as a reader of the file has it
         self._file.write(line_of(full))

@@ -334,24 +334,27 @@ class Run(Shown, Parts):
         """End every actor of the run. Logs, samples and checkpoints stay on disk; the run can be resumed from its last checkpoint.
 
         Raises:
-            RunError: a loop of `start` goes on.
+            RunError: a loop of `start` goes on, or, once all has ended, the last of the run could not be written.
         """
         if self._background is not None and not self._background.done and self._background.thread is not threading.current_thread():
             raise RunError(
                 f"A loop over run {self.name!r} goes on in a thread: end it with run.stop() and its .result() before run.close()."
             )
-        if self._alive():
+        if alive := self._alive():
             self.ledger.check()
-            self._flush_samples()
-            self.ledger.append({"kind": "close"})
-            self.ledger.call("flush")
-        self.ledger.stop()
-        self._closed = True
-        self._end("")
-        seats.release(self.namespace)
-        self._parts.clear()
-        self.step = None
-        _open.pop(self.name, None)
+        try:
+            if alive:
+                self._flush_samples()
+                self.ledger.append({"kind": "close"})
+                self.ledger.call("flush")
+        finally:
+            self.ledger.stop()
+            self._closed = True
+            self._end("")
+            seats.release(self.namespace)
+            self._parts.clear()
+            self.step = None
+            _open.pop(self.name, None)
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name} {handle!r}" for name, handle in self._parts.items()) or "no parts yet"

@@ -89,6 +89,7 @@ def sleep_and_wake_by_hand(sampler, learner):
         sampler.sleep(3)
 
 
+@pytest.mark.slow
 def test_turns_in_any_order_give_what_engines_that_stay_awake_give(model, ray_local, owner):
     from rlkit.context import Owner
     from rlkit.engines.base import ASLEEP, AWAKE

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -161,6 +162,22 @@ def test_a_plain_for_is_paused_from_elsewhere_and_interrupted_there(run):
     for step in run.steps(len(done) + 1, progress=False):  # the cell is run again
         done.append(step)
     assert done == list(range(len(done)))
+
+
+def test_a_run_whose_folder_was_deleted_says_so_and_is_ended_by_close(cluster):
+    run = rl.Run(f"w-{next(_names)}", cluster)
+    steps = iter(run.steps(3, progress=False))
+    run.log(next(steps), reward=1.0)
+    shutil.rmtree(run.folder)
+    with pytest.raises(RunError, match="was deleted while the run is alive"):
+        next(steps)
+    with pytest.raises(RunError, match="was deleted while the run is alive"):
+        run.close()
+    assert run.ps() == []
+    again = rl.Run(run.name, cluster)
+    assert again is not run
+    assert again.committed == -1
+    again.close()
 
 
 def test_a_run_that_was_closed_has_no_loop_to_stop(cluster):
@@ -373,6 +390,7 @@ def test_no_such_run(cluster, tmp_path, monkeypatch):
         rl.watch.source("nowhere")
 
 
+@pytest.mark.slow
 def test_a_run_of_another_kernel_is_watched_past_its_death(cluster):
     spec = as_plain(cluster.spec)
     options = {"name": "w-other", "home": os.environ["RLKIT_HOME"], "cluster": spec, "steps": 3, "close": False, "signal": "kill"}

@@ -5,8 +5,13 @@ import sys
 import pytest
 
 
+def connected():
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
 @pytest.fixture(autouse=True)
 def no_cluster():
+    before = connected()  # by a test of another folder
     yield
-    ray = sys.modules.get("ray")
-    assert ray is None or not ray.is_initialized(), "this test started a Ray"
+    assert connected() is before, "this test started a Ray"
