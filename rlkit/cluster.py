@@ -50,6 +50,11 @@ class Cluster:
         return self._head is not None
 
     @property
+    def is_open(self) -> bool:
+        """Whether this kernel is still connected to it by this connection."""
+        return self._open
+
+    @property
     def cpus(self) -> float:
         return sum(n.cpus for n in self.nodes)
 
@@ -93,7 +98,10 @@ class Cluster:
             return
         import ray
 
+        from rlkit.scoring import forget_graders
+
         self._open = False
+        forget_graders()
         ray.shutdown()
         joining.read_auth_again()
         if _current is self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +60,8 @@ class Places:
         self.monitor += len(raw_monitor)
         events, complaints = parse(raw_events, EVENTS_FILE, is_event)
         at = events[-1].get("t", 0.0) if events else 0.0
-        into.events += events + [{"t": at, "kind": "note", "text": text} for text in complaints]
+        notes = [{"t": at, "kind": "note", "text": text, "damaged": True} for text in complaints]
+        into.events += events[:-1] + notes + events[-1:]  # the last event says whether the run was closed
         into.monitor += parse(raw_monitor, MONITOR_FILE, is_sample)[0]
         return max(len(raw_events), len(raw_monitor)) > CHUNK // 2
 
@@ -72,7 +74,7 @@ class FileFeed:
         self._path = folder
         self.name = folder.resolve().name
         self._places = Places()
-        self._inode: int | None = None
+        self._first = b""  # the log's first line, which says when the run was started
 
     def read(self) -> Read:
         out = Read(gone=True)
@@ -88,13 +90,14 @@ class FileFeed:
     def _check_same(self, out: Read) -> None:
         """Begin again when another run's log has taken the place of this one."""
         try:
-            facts = (self._path / EVENTS_FILE).stat()
-        except FileNotFoundError:
+            with (self._path / EVENTS_FILE).open("rb") as file:
+                first, facts = file.readline(), os.fstat(file.fileno())
+        except OSError:
             return
-        if self._inode is not None and (facts.st_ino != self._inode or facts.st_size < self._places.events):
+        if self._first and (first != self._first or facts.st_size < self._places.events):
             self._places = Places()
             afresh(out, facts.st_mtime)
-        self._inode = facts.st_ino
+        self._first = first if first.endswith(b"\n") else b""
 
     def fetch(self, method: str, *args: Any) -> bytes | None:
         return None
@@ -164,7 +167,7 @@ class LiveFeed:
         if not ray.is_initialized():
             self._asked = self._recorder = None
             return None
-        connection = ray.get_runtime_context().get_job_id()
+        connection = current() or ray.get_runtime_context().get_job_id()  # a new cluster counts its jobs from one again
         if connection != self._connection:  # handles of an earlier connection are of a cluster that is gone
             self._asked = self._recorder = None
             self._connection, self.cluster = connection, current() or self.cluster
@@ -253,7 +256,7 @@ class ClusterFeed:
         from ray.exceptions import RayError
 
         out = Read()
-        if ray.is_initialized() and self._monitors:
+        if self._reachable() and self._monitors:
             try:
                 waited_for = set(self._asked.values())
                 self._asked |= {m.read.remote(self._after[m]): m for m in self._monitors if m not in waited_for}
@@ -272,6 +275,12 @@ class ClusterFeed:
         out.stale = stale(self._answered)
         return out
 
+    def _reachable(self) -> bool:
+        """Whether this kernel is connected to the cluster of these monitors, and not to one that took its place."""
+        import ray
+
+        return ray.is_initialized() and self._cluster.is_open
+
     def fetch(self, method: str, *args: Any) -> bytes | None:
         return None
 
@@ -281,7 +290,7 @@ class ClusterFeed:
     def close(self) -> None:
         import ray
 
-        for handle in self._monitors if ray.is_initialized() else ():
+        for handle in self._monitors if self._reachable() else ():
             ray.kill(handle)
         self._monitors, self._asked = [], {}
 

@@ -294,6 +294,7 @@ class Parts(Owner):
         learner, step = self._parts.get("learner"), self.committed
         if learner is None:
             raise RunError("There is no learner in this run to checkpoint.")
+        self.ledger.call("check_log")  # a checkpoint that no log knows of would be found by the next run of this name
         path = checkpoints.path_of(self.folder, step)
         learner.save(str(path))
         self.ledger.append({"kind": "checkpoint", "step": step, "path": str(path)})

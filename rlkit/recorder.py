@@ -260,16 +260,22 @@ class Recorder:
         """Raises:
         RunError: the log's file was deleted: what is written to it would be lost.
         """
-        if os.fstat(self._file.fileno()).st_nlink == 0:
-            raise RunError(
-                f"The folder of run {self.name!r}, {self.folder}, was deleted while the run is alive; its log cannot be kept. "
-                f"run.close(), or rlkit kill {self.name}, ends the run; then start it again."
-            )
+        self.check_log()
         full: dict[str, Any] = finite({"t": time.time()} | dict(event))  # as a reader of the file has it
         self._file.write(line_of(full))
         self._file.flush()
         self.events.append(full)
         self.history.add(full)
+
+    def check_log(self) -> None:
+        """Raises:
+        RunError: the log's file was deleted, with the run's folder or without it.
+        """
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            raise RunError(
+                f"The folder of run {self.name!r}, {self.folder}, was deleted while the run is alive; its log cannot be kept. "
+                f"run.close(), or rlkit kill {self.name}, ends the run; then start it again."
+            )
 
 
 def _free_name(folder: Path) -> Path:

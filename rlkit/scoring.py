@@ -24,6 +24,11 @@ from rlkit.types import Rollouts, Scored, fetch, require
 _graders: dict[str, list[Any]] = {}  # namespace -> handles found or started by this process
 
 
+def forget_graders() -> None:
+    """The connection to the cluster is closed: handles of its actors are of no use to another one."""
+    _graders.clear()
+
+
 def score(rollouts: Rollouts, reward: Any, *, timeout_s: float = 30.0, deadline_s: float = 3600.0) -> Scored:
     """Give every sample a reward.
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlkit.background import current, say
 from rlkit.errors import DeadlineError, RunError
+from rlkit.eventlog import is_number
 from rlkit.progress import Progress
 from rlkit.types import Scored, UpdateStats, require
 
@@ -195,8 +196,8 @@ def check_extra(extra: Mapping[str, Any]) -> None:
         if name in TAKEN:
             raise RunError(f"run.log(..., {name}=...): {name!r} is a column that every step has; give the metric another name.")
         number = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
-        if not isinstance(number, int | float):
-            raise RunError(f"run.log(..., {name}={value!r:.60}): a metric is a number.")
+        if not is_number(number):
+            raise RunError(f"run.log(..., {name}={str(value)[:60]!r}): a metric is a number that a float holds.")
 
 
 def check_logged(scored: Any, stats: Any) -> None:

@@ -20,7 +20,7 @@ def read_whole_lines(path: Path, at: int, most: int) -> bytes:
                 return whole
             found += file.readline()
             return found if found.endswith(b"\n") else b""
-    except FileNotFoundError:
+    except OSError:  # not there, not to be read, or a folder of that name
         return b""
 
 
@@ -30,7 +30,7 @@ def parse(raw: bytes, what: str, good: Callable[[Any], bool]) -> tuple[list[dict
     for line in raw.split(b"\n")[:-1]:
         try:
             value = json.loads(line)
-        except ValueError:  # not JSON, or not even UTF-8
+        except (ValueError, RecursionError):  # not JSON, not even UTF-8, or brackets without end
             value = None
         if good(value):
             found.append(value)

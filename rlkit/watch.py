@@ -51,7 +51,7 @@ class RunState(Shown):
     committed: int = -1  # the last complete step
     waiting_for: str = ""  # in words; empty when nothing is waited for
     progress: Mapping[str, Any] | None = None  # of the phase: {"done", "total", "unit", "left_s" (seconds or None)}
-    control: str = "run"  # "run" | "pausing" | "paused" | "stopping" | "stopped"
+    control: str = "run"  # "run" | "pausing" | "paused" | "stopping" | "stopped" | "unknown" (read from a folder alone)
     looping: bool = False  # a loop is running that controls act on
     checkpoint_asked: bool = False  # one will be written at the next step boundary
     driver: str | None = None  # the process that drives the run
@@ -116,8 +116,8 @@ class Source(Shown):
                 ended = self._ended or stale is None
                 stale = None if ended else stale
                 self._state = replace(self._state, live=False, committed=committed)
-                if ended:
-                    self._state = RunState(self.name, committed=committed, control="stopped")
+                if ended:  # of a folder alone nobody knows whether a loop still writes to it
+                    self._state = RunState(self.name, committed=committed, control="stopped" if self._ended else "unknown")
             return Changes(read.events, read.monitor, stale, self._state, read.restarted)
 
     def samples(self, step: int) -> pd.DataFrame:
@@ -132,7 +132,7 @@ class Source(Shown):
         if folder is None:
             raise RunError(f"{self.name} is a cluster and has no samples; watch one of its runs.")
         path = samples_file(folder, step)
-        if path.is_file():
+        if os.path.isfile(path):
             return _frame(path, step)
         raw = self._feed.fetch("read_samples", step)
         if raw is None:
@@ -146,7 +146,10 @@ class Source(Shown):
             RunError: the run keeps no tokenizer, or it cannot be read from here.
         """
         path = None if self.folder is None else self.folder / TOKENIZER_FILE
-        raw = path.read_bytes() if path is not None and path.is_file() else self._feed.fetch("read_tokenizer")
+        try:
+            raw = path.read_bytes() if path is not None and os.path.isfile(path) else self._feed.fetch("read_tokenizer")
+        except OSError as error:
+            raise RunError(f"The run's {TOKENIZER_FILE} cannot be read: {error}") from error
         if raw is None:
             raise RunError(f"There is no {TOKENIZER_FILE} of run {self.name!r} at {self.folder}: its tokens are shown by their ids.")
         return TokenTexts(raw)
@@ -179,9 +182,14 @@ def _frame(file: Any, step: int) -> pd.DataFrame:
         frame = pd.read_parquet(file)
     except (OSError, ValueError) as error:  # pyarrow's are of these
         raise RunError(f"The samples of step {step} cannot be read: {error}") from error
-    missing = sorted(SAMPLE_COLUMNS - set(frame))
+    missing = sorted(name for name in SAMPLE_COLUMNS if name not in frame)
     if missing:
         raise RunError(f"The file of step {step} holds no samples as a run writes them: it has no {', '.join(missing)}.")
+    numbers = all(pd.api.types.is_numeric_dtype(frame[name]) for name in ("reward", "n_tokens"))
+    texts = all(isinstance(text, str) for name in ("question", "response") for text in frame[name])
+    tokens = all(getattr(row, "ndim", 0) == 1 for name in ("tokens", "logprobs") for row in frame[name])
+    if not (numbers and texts and tokens and frame["n_tokens"].notna().all()):
+        raise RunError(f"The file of step {step} holds no samples as a run writes them: a column is of another kind.")
     return frame
 
 
@@ -211,7 +219,9 @@ def source(what: Any) -> Source:
     if isinstance(what, str) and len(path.parts) == 1:
         return _named(what)
     if not os.path.isfile(path / EVENTS_FILE):  # False for a name that no file can have, too
-        raise RunError(f"There is no run at {path.absolute()}: that folder has no {EVENTS_FILE}.")
+        raise RunError(f"There is no run at {path.absolute()}: that folder has no {EVENTS_FILE}, or cannot be read.")
+    if not os.access(path / EVENTS_FILE, os.R_OK):
+        raise RunError(f"The run at {path.absolute()} cannot be read: {EVENTS_FILE} belongs to another user.")
     return Source(FileFeed(path))
 
 

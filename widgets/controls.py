@@ -46,7 +46,8 @@ class RunControls(Panel):
         if stale is not None:
             return f"{done}, cannot be read; last read {duration(stale)} ago"
         if not state["live"]:
-            return f"{done}, not running"
+            unknown = state["control"] == "unknown"
+            return f"{done}, {'read from its folder, which does not say whether it runs' if unknown else 'not running'}"
         words = [done, state["control"] if state.get("looping") or state["control"] == "stopped" else "no loop is running"]
         if state["phase"]:
             since = state.get("phase_since")

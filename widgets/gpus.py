@@ -107,9 +107,7 @@ class PhaseTimeline(Panel):
         return [lanes(f"Phases of {duration(end - begin)}", [row for row in rows if row[2]], (clock(begin), clock(end)))]
 
     def text(self) -> str:
-        phases = self.watched.phases
-        sums = {name: float(phases["seconds"][phases["phase"] == code].sum()) for code, name in enumerate(PHASES)}
-        words = ", ".join(f"{name} {duration(seconds)}" for name, seconds in sums.items() if seconds)
+        words = ", ".join(f"{name} {duration(seconds)}" for name, seconds in self.watched.phase_seconds.items() if seconds)
         return f"PhaseTimeline({self.watched.name!r}: {words or 'no phase has ended yet'})"
 
 

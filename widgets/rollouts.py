@@ -34,8 +34,8 @@ class RolloutBrowser(Panel):
 
     def __init__(self, run: Any) -> None:
         super().__init__(run)
-        self._frames: dict[int, pd.DataFrame] = {}
-        self._texts: TokenTexts | None = None
+        self._frames: dict[tuple[int, float, int], pd.DataFrame] = {}  # restarts, when the step was logged, step
+        self._texts: tuple[int, TokenTexts] | None = None  # of which run of this name
 
     def answer(self, ask: dict[str, Any]) -> dict[str, Any]:
         """Answer a question of the browser: the groups of a step, a group, the tokens of a sample, a prompt in other steps.
@@ -104,9 +104,9 @@ class RolloutBrowser(Panel):
         said = f"{left:,} more tokens are not shown." if left else ""
         texts: list[str | None] = [None] * len(ids)
         try:
-            if self._texts is None:
-                self._texts = self.watched.source.token_texts()
-            texts = self._texts(ids)
+            if self._texts is None or self._texts[0] != self.watched.restarts:
+                self._texts = self.watched.restarts, self.watched.source.token_texts()
+            texts = self._texts[1](ids)
         except RunError as error:
             said = f"{error} {said}".strip()
         return {"tokens": ids, "logprobs": [plain(v) for v in found["logprobs"][:TOKENS]], "texts": texts, "said": said}
@@ -131,12 +131,16 @@ class RolloutBrowser(Panel):
         return {"steps": found[::-1], "said": said + (f"; at most {STEPS_BESIDE} are shown." if len(found) == STEPS_BESIDE else ".")}
 
     def _samples(self, step: int) -> pd.DataFrame:
-        if step not in self._frames:
+        steps = self.watched.steps
+        at = int(steps["step"].searchsorted(step))
+        logged = float(steps["t"][at]) if at < len(steps) and steps["step"][at] == step else math.nan
+        key = self.watched.restarts, logged, step  # a step that a rewind took back is logged again
+        if key not in self._frames:
             frame = self.watched.source.samples(step)
             while len(self._frames) >= KEPT:
                 self._frames.pop(next(iter(self._frames)))
-            self._frames[step] = frame
-        return self._frames[step]
+            self._frames[key] = frame
+        return self._frames[key]
 
     # --- static --------------------------------------------------------------------------------------------------------------------------
 
@@ -179,7 +183,7 @@ def whole(ask: dict[str, Any], key: str) -> int:
     RunError: the question has no such whole number.
     """
     value = ask.get(key)
-    if not isinstance(value, int | float) or not math.isfinite(value) or value != int(value):
+    if not isinstance(value, int | float) or not abs(value) < 2**53 or value != int(value):
         raise RunError(f"{key} is {value!r}; it must be a whole number.")
     return int(value)
 

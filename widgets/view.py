@@ -121,6 +121,8 @@ class View(anywidget.AnyWidget):
     # --- what the browser says -----------------------------------------------------------------------------------------------------------
 
     def _message(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
+        if not isinstance(content, dict):
+            return
         page, what = str(content.get("page")), content.get("kind")
         with self._change:
             if self._over:

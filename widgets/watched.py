@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from rlkit.eventlog import is_number
 from rlkit.widgets.series import Table, finite
 
 PHASES = ("rollout", "reward", "update", "sync", "reference", "checkpoint", "other")
@@ -44,6 +45,8 @@ class Watched:
         self.lag = 0  # how many versions the last step's rollout was behind the learner
         self.state: dict[str, Any] = dict(NO_STATE)
         self.clock_back = 0.0  # seconds that the clock of the log went back, at most
+        self.damaged = 0  # lines of the log that were left out
+        self.phase_seconds = dict.fromkeys(PHASES, 0.0)  # of the whole run; `phases` has the newest
         self.restarts = 0
         self.lock = threading.RLock()  # held while the tables are read or changed
         self._begun: int | None = None
@@ -66,6 +69,7 @@ class Watched:
             self._forget_phases()
         state = state_dict(changes.state)
         state["stale_since"] = None if changes.stale is None else round(time.time() - changes.stale)
+        state["damaged"] = self.damaged
         new = bool(changes.events or changes.monitor)
         changed = new or {**state, "now": 0} != {**self.state, "now": 0}
         self.state = state
@@ -91,7 +95,8 @@ class Watched:
         self.restarts += 1
         self.steps, self.phases = Table(self.steps.names[:2]), Table(self.phases.names, PHASES)
         self.nodes, self.gpus, self.notes, self.parts, self.versions = {}, {}, {}, {}, {}
-        self.lag, self.clock_back = 0, 0.0
+        self.lag, self.clock_back, self.damaged = 0, 0.0, 0
+        self.phase_seconds = dict.fromkeys(PHASES, 0.0)
 
     # --- events ------------------------------------------------------------------------------------------------------------------------
 
@@ -109,6 +114,8 @@ class Watched:
             self.parts[event["name"]] = dict(event)
         elif kind == "open":
             self.seed = event.get("seed")
+        elif kind == "note":
+            self.damaged += bool(event.get("damaged"))
 
     def _step(self, event: Mapping[str, Any]) -> None:
         self._cut_after(event["step"] - 1)
@@ -118,7 +125,7 @@ class Watched:
             self.clock_back = max(self.clock_back, before - t)
             t = max(t, before)  # a curve over time must not fold back on itself
         lag = event.get("metrics", {}).get("update/policy_lag")
-        if lag is not None:
+        if lag is not None and math.isfinite(lag):
             self.lag, self._lag_told = int(lag), True
         self.steps.append({"step": event["step"], "t": t} | {name: finite(value) for name, value in event.get("metrics", {}).items()})
 
@@ -138,6 +145,7 @@ class Watched:
             return
         step = event.get("step")
         code = PHASES.index(name) if name in PHASES else PHASES.index("other")
+        self.phase_seconds[PHASES[code]] += seconds
         self.phases.append({"start": start, "seconds": seconds, "phase": code, "step": math.nan if step is None else step})
 
     def _forget_phases(self) -> None:
@@ -175,7 +183,7 @@ class Watched:
 
 def number(value: object) -> float:
     """A monitor's value; None, which it could not read, is a gap."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
+    return float(value) if is_number(value) and math.isfinite(value) else math.nan  # type: ignore[arg-type]
 
 
 def state_dict(state: Any) -> dict[str, Any]:

@@ -171,6 +171,7 @@ def test_a_run_whose_folder_was_deleted_says_so_and_is_ended_by_close(cluster):
     shutil.rmtree(run.folder)
     with pytest.raises(RunError, match="was deleted while the run is alive"):
         next(steps)
+    assert not run.folder.exists()
     with pytest.raises(RunError, match="was deleted while the run is alive"):
         run.close()
     assert run.ps() == []
@@ -189,7 +190,9 @@ def test_a_run_that_was_closed_has_no_loop_to_stop(cluster):
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
-    [("t", 1.0, "'t' is a column that every step has"), ("policy_version", 1, "give the metric another name"),
+    [("mine", 10**400, "a number that a float holds"),
+     ("t", 1.0, "'t' is a column that every step has"),
+     ("policy_version", 1, "give the metric another name"),
      ("mine", "much", "a metric is a number"), ("mine", [1.0], "a metric is a number"), ("mine", None, "a metric is a number")],
 )  # fmt: skip
 def test_metrics_that_the_log_cannot_take_are_refused_and_the_step_goes_on(run, name, value, words):
@@ -432,7 +435,7 @@ from rlkit import localhead
 spec = rl.ClusterSpec(name="mortal", num_cpus=4, num_gpus=0, object_store_gib=0.2, dashboard=False, storage=sys.argv[1])
 cluster = rl.connect(spec)
 run = rl.Run("mortal", cluster)
-source, of_cluster = rl.watch.source(run), rl.watch.source(cluster)
+source, of_cluster, open_all_along = rl.watch.source(run), rl.watch.source(cluster), rl.watch.source(run)
 for step in run.steps(2, progress=False):
     pass
 source.poll(), of_cluster.poll()
@@ -452,6 +455,7 @@ try:
 except rl.errors.RunError as error:
     refused = str(error)
 source.close(), of_cluster.close()
+open_all_along.poll()
 os.chdir(run.folder.parent.parent)
 named = rl.watch.source("mortal").poll()  # its recorder is gone, its folder is not
 assert [e["step"] for e in named.events if e["kind"] == "step"] == [0, 1], named
@@ -464,6 +468,12 @@ if sys.argv[3] == "again":
         out["old"] = str(error)
     run = rl.Run("mortal", cluster)
     out["again"] = rl.watch.source(run).poll().state.committed
+    for _ in range(20):
+        more = open_all_along.poll()
+        if more.state.live:
+            break
+        time.sleep(0.5)
+    out["live"] = more.state.live
     run.close()
     cluster.shutdown()
 print(json.dumps(out))
@@ -484,4 +494,5 @@ def test_a_kernel_outlives_the_cluster_that_it_watches(tmp_path, seconds, then):
     assert out["took"] < 2
     assert "cannot be reached" in out["refused"]
     assert out["committed"] == out.get("again", 1) == 1
+    assert then == "end" or out["live"]
     assert then == "end" or "call rlkit.connect again, and rlkit.Run for a run on it" in out["old"]

@@ -30,6 +30,8 @@ def test_a_folder_that_was_deleted_is_said_at_the_next_event(recorder):
         recorder.append(0, [{"kind": "note", "text": "lost"}])
     with pytest.raises(RunError, match="The samples of step 3 cannot be kept: the folder of run 'kept'"):
         recorder.write_samples(3, [], [])
+    with pytest.raises(RunError, match="was deleted"):
+        recorder.check_log()  # asked before a checkpoint is written
     assert not recorder.folder.exists()
 
 

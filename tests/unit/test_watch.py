@@ -34,7 +34,7 @@ def test_every_event_comes_once_and_new_ones_later(folder):
     first = source.poll()
     assert [e["kind"] for e in first.events] == ["open", "step"]
     assert first.state.committed == 0
-    assert (first.stale, first.state.live, first.state.control) == (None, False, "stopped")
+    assert (first.stale, first.state.live, first.state.control) == (None, False, "unknown")  # a folder does not say
     assert not source.poll()
     write(folder, step(1), step(2))
     assert [e["step"] for e in source.poll().events] == [1, 2]
@@ -60,8 +60,8 @@ def test_a_damaged_line_is_left_out_and_said(folder):
         out.write(b'{"kind": "st\xff\n[1]\n')
     write(folder, step(1))
     events = watch.source(folder).poll().events
-    assert [e["kind"] for e in events] == ["open", "step", "step", "note", "note"]
-    assert "A line of events.jsonl is damaged and was left out" in events[3]["text"]
+    assert [e["kind"] for e in events] == ["open", "step", "note", "note", "step"]
+    assert "A line of events.jsonl is damaged and was left out" in events[2]["text"]
 
 
 def test_values_that_are_not_finite_are_null(folder):
@@ -100,7 +100,8 @@ def test_monitor_samples_are_read_beside(folder):
 
 def test_samples_of_a_step_or_why_there_are_none(folder):
     (folder / "samples").mkdir()
-    pd.DataFrame({name: [1.0] for name in SAMPLE_COLUMNS}).to_parquet(folder / "samples" / "step-000000.parquet")
+    row = dict.fromkeys(SAMPLE_COLUMNS, "x") | {"reward": 1.0, "n_tokens": 2, "tokens": [1, 2], "logprobs": [-0.1, -0.2]}
+    pd.DataFrame([row]).to_parquet(folder / "samples" / "step-000000.parquet")
     source = watch.source(folder)
     assert list(source.samples(0)["reward"]) == [1.0]
     with pytest.raises(RunError, match=r"No samples of step 7 at .*step-000007"):
@@ -129,6 +130,9 @@ def test_a_run_that_is_not_there(tmp_path):
         watch.source("x" * 5000)
     with pytest.raises(RunError, match="There is no run at ~nobody-of-that-name/runs"):
         watch.source("~nobody-of-that-name/runs")
+    (tmp_path / "odd" / "events.jsonl").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"that folder has no events\.jsonl, or cannot be read"):
+        watch.source(tmp_path / "odd")
 
 
 def test_a_log_that_vanishes_while_it_is_watched(folder):

@@ -346,7 +346,61 @@ def test_a_run_on_disk_cannot_be_stopped(log):
     with pytest.raises(RlkitError, match="attach"):
         controls.answer({"what": "control", "verb": "stop"})
     assert "error" in controls.answer({"what": "control", "verb": "explode"})
+    assert "which does not say whether it runs" in controls.text()
+    log.write({"kind": "close", "t": 2000.0})
+    assert "not running" in repr(controls)
+
+
+def test_damaged_lines_are_counted_and_the_end_is_still_the_end(log):
+    with (log.folder / "events.jsonl").open("a") as file:
+        file.write("broken\n" + "[" * 100_000 + "\n")
+    log.write({"kind": "close", "t": 2000.0})
+    controls = RunControls(log.folder)
+    assert controls.watched.state["damaged"] == 2
     assert "not running" in controls.text()
+
+
+def test_a_run_whose_folder_was_written_anew_replaces_what_was_read(tmp_path):
+    log = Log(tmp_path / "anew")
+    log.steps(3)
+    log.samples(2)
+    view = RolloutBrowser(log.folder)
+    assert len(view.groups(2)) == 2
+    shutil.rmtree(log.folder)
+    log = Log(tmp_path / "anew", seed=5)
+    log.write({"kind": "note", "text": "another run, with a log that is longer", "t": 1500.0})
+    log.steps(8)
+    log.samples(2, prompts=3)
+    assert view.read()
+    assert list(view.watched.steps["step"]) == list(range(8))
+    assert (view.watched.seed, view.watched.restarts, len(view.groups(2))) == (5, 1, 3)
+
+
+def test_samples_of_a_step_that_was_logged_again_are_read_again(log):
+    log.steps(3)
+    log.samples(2)
+    view = RolloutBrowser(log.folder)
+    assert len(view.groups(2)) == 2
+    log.write({"kind": "rewind", "step": 1, "why": "", "t": 1100.0})
+    log.step(2, t=1200.0, reward_mean=0.5)
+    log.samples(2, prompts=4)
+    view.read()
+    assert len(view.groups(2)) == 4
+
+
+def test_sums_of_phases_are_those_of_the_whole_run(log, monkeypatch):
+    monkeypatch.setattr("rlkit.widgets.watched.MAX_PHASES", 10)
+    for step in range(40):
+        log.phase("rollout", 1000.0 + step, 1.0, step)
+    assert "rollout 40 s" in PhaseTimeline(log.folder).text()
+
+
+@pytest.mark.parametrize("column", ["question", "tokens", "n_tokens", "reward"])
+def test_samples_of_another_kind_are_refused(column, rollouts, log):
+    path = log.folder / "samples" / "step-000002.parquet"
+    pd.read_parquet(path).assign(**{column: None}).to_parquet(path)
+    with pytest.raises(RunError, match="a column is of another kind"):
+        rollouts.answer({"what": "step", "step": 2})
 
 
 def test_a_dashboard_is_all_parts_over_one_source(log):

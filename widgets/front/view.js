@@ -59,6 +59,7 @@ class View {
     if (this.state.textContent !== words) this.state.textContent = words;
     for (const [key, value] of Object.entries(facts)) if (key.endsWith(" state") && value.stale_since) badges.push(`stale: last read ${duration(now - value.stale_since)} ago`);
     for (const [key, value] of Object.entries(facts)) if (key.endsWith(" clock") && value > 1) badges.push(`the clock went back ${duration(value)}: time is drawn as not going back`);
+    for (const [key, value] of Object.entries(facts)) if (key.endsWith(" state") && value.damaged) badges.push(`${value.damaged} damaged line${value.damaged > 1 ? "s" : ""} of the log left out`);
     if (this.store.lost) badges.push(GONE);
     else if (this.store.silence()) badges.push(`no word from the kernel for ${duration(this.store.silence())}: it is gone, or busy with a cell`);
     if (!page.ready && state) badges.push("waiting for plotly.js");

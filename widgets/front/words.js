@@ -7,7 +7,7 @@ const CONTROL_WORDS = { run: "running", pausing: "pausing after this step", paus
 function stateWords(state, now) {
   if (!state) return "waiting for the kernel";
   const since = state.phase_since ? `, ${duration(now - state.phase_since)}` : "";
-  if (!state.live) return `not running; ${state.committed + 1} steps are complete`;
+  if (!state.live) return `${state.control === "unknown" ? "read from its folder, which does not say whether it runs" : "not running"}; ${state.committed + 1} steps are complete`;
   const words = [];
   if (state.control && state.control !== "run") words.push(CONTROL_WORDS[state.control] ?? state.control);
   if (state.step !== null && state.step !== undefined) words.push(`step ${state.step}${state.total ? ` of ${state.total}` : ""}`);
